@@ -1,0 +1,122 @@
+"""Build the site in _docs/ from the notebooks: nbdev stages them in _proc/, smalldocs renders them; no Quarto, no network.
+
+--stage  only stage     --quarto  let Quarto render the same staged notebooks (as the published site is made)"""
+
+import html, re, shutil, subprocess, sys, unicodedata
+from pathlib import Path, PurePosixPath as P
+
+from nbdev.config import get_config
+from nbdev.quarto import _fix_quarto_nav
+from nbdev.quarto_render import render_quarto
+from smalldocs import layout
+from smalldocs.config import load
+from smalldocs.site import Site, rel
+from staging import stage
+
+KATEX = ("katex.min.css", "katex.min.js", "contrib/auto-render.min.js")  # Debian has the last without `.min`
+REMOTE = re.compile(
+    r'<link rel="stylesheet"\s+href="[^"]*font-awesome[^"]*">|@import url\([^)]*fonts\.googleapis[^)]*\);?'
+)
+KNOWN = re.compile("output-file is not read|unknown key format-links|format.*commonmark")  # Quarto's, no harm here
+
+
+def katex_source() -> Path | None:
+    "A folder with KaTeX: Debian's libjs-katex, or the package `katex` of npm, installed here or globally."
+    found = [Path("/usr/share/javascript/katex"), Path("node_modules/katex/dist")]
+    if shutil.which("npm"):
+        root = subprocess.run(["npm", "root", "--global"], capture_output=True, text=True).stdout.strip()
+        found.append(Path(root, "katex/dist"))
+    return next((p for p in found if (p / KATEX[0]).is_file()), None)
+
+
+def readable(tex: str) -> str:
+    r"TeX as a search result shows it: \Delta t\,k_i becomes Δ t k_i."
+
+    def command(m):
+        for case in ("SMALL", "CAPITAL") if m[1].islower() else ("CAPITAL",):
+            try:
+                return unicodedata.lookup(f"GREEK {case} LETTER {m[1]}")
+            except KeyError:
+                pass
+        return {"cdot": "·", "top": "ᵀ", "le": "≤", "ge": "≥", "times": "×", "sqrt": "√", "sum": "Σ"}.get(m[1], " ")
+
+    text = re.sub(r"\\([A-Za-z]+)|\\.", lambda m: command(m) if m[1] else " ", tex)
+    return " ".join(re.sub(r"[{}&]", "", text).split())
+
+
+class NbdevSite(Site):
+    "A smalldocs site that follows nbdev: `output-file` names a page, and links to the site's own address become relative."
+
+    def warn(self, msg):
+        if not KNOWN.search(msg):
+            super().warn(msg)
+
+    def read(self, src):
+        page = super().read(src)
+        page.out = page.out.with_name(page.front.get("output-file") or page.out.name)
+        return page
+
+    def find_page(self, target):
+        return super().find_page(target) or next((p for p in self.pages.values() if p.out == target), None)
+
+    def resolve(self, href, page, record=True):
+        base = str(self.project.website.get("site-url") or "").rstrip("/") + "/"
+        return super().resolve(
+            "/" + href.removeprefix(base) if len(base) > 1 and href.startswith(base) else href, page, record
+        )
+
+    def llms_link(self, href, page):
+        return re.sub(r"\.llms\.md(?=[#?]|$)", ".html.md", super().llms_link(href, page))
+
+    def write_search(self):
+        for page in self.pages.values():
+            maths = {
+                html.unescape(m) for m in re.findall(r'<span class="math inline">\\\((.*?)\\\)</span>', page.html, re.S)
+            }
+            for tex in sorted((m for m in maths if re.search(r"[\\{]", m)), key=len, reverse=True):
+                for entry in page.env.get("search", []):
+                    entry["text"] = entry["text"].replace(" ".join(tex.split()), readable(tex))
+        super().write_search()
+
+    def finish(self):
+        "Write the `page.html.md` that nbdev's docstrings point at, put KaTeX into the site, and drop web fonts."
+        katex, home = katex_source(), P("site_libs/katex")
+        for page in self.pages.values():
+            path = self.out / page.out
+            path.with_name(f"{path.name}.md").write_text(self.llms_copy(page)[0], encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
+            if katex:
+                for name in KATEX:
+                    text = text.replace(f"{layout.KATEX}/{name}", rel(home / name, page))
+            path.write_text(REMOTE.sub("", text), encoding="utf-8")
+        for css in self.out.glob("site_libs/themes/**/*.css"):
+            css.write_text(REMOTE.sub("", css.read_text(encoding="utf-8")), encoding="utf-8")
+        if not katex:
+            return print("KaTeX is not installed here: the pages load it from its ordinary address")
+        for name in (*KATEX, *(f"fonts/{f.name}" for f in (katex / "fonts").glob("*.woff2"))):
+            file = katex / name
+            (self.out / home / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file if file.exists() else katex / name.replace(".min", ""), self.out / home / name)
+
+
+def main() -> bool:
+    folder, docs = stage(), get_config().doc_path
+    if "--stage" in sys.argv:
+        return False
+    warnings: list[str] = []
+    if "--quarto" in sys.argv:
+        render_quarto(folder, folder / docs.name)
+    else:
+        site = NbdevSite(load(folder), quiet=True)
+        site.build()
+        site.finish()
+        warnings = [w for w in site.warnings if not KNOWN.search(w)]
+    shutil.rmtree(docs, ignore_errors=True)
+    shutil.move(folder / docs.name, docs)
+    _fix_quarto_nav(docs)
+    print(*(f"warning: {w}" for w in warnings), f"{len([*docs.rglob('*.html')])} pages in {docs.name}/", sep="\n")
+    return bool(warnings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())  # the guard is needed: staging spawns workers

@@ -1,0 +1,51 @@
+"Stage the notebooks in _proc/ for a renderer: nbdev's own step, then what it leaves out of a page."
+
+import base64, html, re
+from pathlib import Path
+
+from fastcore.nbio import mk_cell, read_nb, write_nb
+from nbdev.config import get_config
+from nbdev.doclinks import NbdevLookup
+from nbdev.quarto import refresh_quarto_yml
+from nbdev.serve import proc_nbs
+
+
+def image_tag(href: str, meta: dict) -> str:
+    "The HTML of a picture; what `meta` has of alt text and width is kept, and nothing is made up."
+    attrs = {"src": href, "class": "img-fluid", **{k: str(meta[k]) for k in ("alt", "width") if meta.get(k)}}
+    pairs = (f'{k}="{html.escape(" ".join(v.split()))}"' for k, v in attrs.items())
+    return f"<img {' '.join(pairs)}>"
+
+
+def pictures(nb, path: Path) -> None:
+    "Move PNG outputs into images/ beside the staged notebook, so that both renderers and the README show the same tag."
+    n = 0
+    for out in (o for c in nb.cells if c.cell_type == "code" for o in c.outputs):
+        if "image/png" not in out.get("data", {}):
+            continue
+        n += 1
+        file = path.parent / "images" / f"{path.stem}-{n}.png"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(base64.b64decode("".join(out["data"]["image/png"])))
+        tag = image_tag(f"images/{file.name}", out.get("metadata", {}).get("image/png", {}))
+        out["data"] = {"text/html": tag}
+
+
+def opening(nb, source) -> None:
+    "Put back what follows the title and the claim in the first cell: nbdev keeps those two lines only."
+    first = source.cells[0].source
+    rest = re.sub(r"^(#|>) .*\n?", "", first, count=2, flags=re.M).strip()
+    if first.startswith("# ") and rest:
+        nb.cells.insert(1, mk_cell(NbdevLookup().linkify(rest), "markdown"))
+
+
+def stage(glob: str = "") -> Path:
+    "Stage every notebook, or those whose name matches `glob`; `_proc` is made anew, as exported code may have changed."
+    refresh_quarto_yml()  # nbs/nbdev.yml, from pyproject.toml
+    folder = proc_nbs(n_workers=2, force=True, file_glob=glob)
+    for path in sorted(folder.rglob("*.ipynb")):
+        nb = read_nb(path)
+        opening(nb, read_nb(get_config().nbs_path / path.relative_to(folder)))
+        pictures(nb, path)
+        write_nb(nb, path)
+    return folder
