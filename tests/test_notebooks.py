@@ -1,0 +1,111 @@
+"""Each notebook runs from top to bottom, and its saved outputs are the ones that a fresh run gives.
+
+Text is compared exactly and its numbers to a relative 1e-6 (`#| tolerance: 1e-3` in a cell sets another); pictures, and
+the cells marked `#| trained` or `#| timed`, by kind only. Under other versions than those of constraints.txt the
+notebooks only have to run."""
+
+import copy, math, os, re
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from conftest import ROOT, deviations
+from execnb.shell import CaptureShell
+from fastcore.nbio import read_nb
+from fastcore.xtras import working_directory
+from nbdev.config import get_config
+from nbdev.doclinks import nbglob
+from nbdev.test import nb_test_cells
+
+CFG = get_config(ROOT)
+NOTEBOOKS = sorted(nbglob(CFG.nbs_path, as_path=True))
+SKIP = set(CFG.tst_flags.split()) - set(os.environ.get("NB_FLAGS", "").split())
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+VOLATILE = re.compile(r" at 0x[0-9a-f]+|[0-9a-f]{32}|#L\d+|(?<=base64,)[A-Za-z0-9+/=\\\n]+")  # addresses, ids, frames
+
+
+def contents(out, by_kind):
+    "An output as pairs of kind and text; the text is empty where only the kind counts."
+    if out.output_type == "stream":
+        return [(out.name, "" if by_kind else "".join(out.text))]
+    if out.output_type == "error":
+        return [("error", out.ename)]
+    meta = out.get("metadata", {}).get("image/png", {})
+    widget = any("widget-view" in kind for kind in out.data)
+    pairs = [
+        (k, "".join(v) if k.startswith("text/") and not (by_kind or widget) else "")
+        for k, v in sorted(out.data.items())
+    ]
+    return [*pairs, *((k, str(meta[k])) for k in ("alt", "width") if k in meta and not by_kind)]
+
+
+def close(a, b, tolerance):
+    "Whether two printed numbers agree: whole numbers exactly, others to a relative tolerance."
+    return (
+        a == b
+        or not (a.isdigit() and b.isdigit())
+        and math.isclose(float(a), float(b), rel_tol=tolerance, abs_tol=1e-12)
+    )
+
+
+def same(a, b, tolerance):
+    "Whether two texts agree: their words exactly, but for spaces, and their numbers closely."
+    a, b = VOLATILE.sub("", a), VOLATILE.sub("", b)
+    words = ["".join(NUMBER.sub("#", text).split()) for text in (a, b)]
+    if words[0] != words[1]:
+        return False
+    return all(close(x, y, tolerance) for x, y in zip(NUMBER.findall(a), NUMBER.findall(b), strict=True))
+
+
+def stale(saved, fresh, directives):
+    "Why a cell's saved outputs are not those of the fresh run; nothing where they are."
+    by_kind = bool(directives.keys() & {"trained", "timed"})
+    tolerance = float(directives.get("tolerance", 1e-6))
+    old, new = ([pair for out in cell.outputs for pair in contents(out, by_kind)] for cell in (saved, fresh))
+    if [kind for kind, _ in old] != [kind for kind, _ in new]:
+        return f"kinds {[k for k, _ in old]} were saved, a fresh run gives {[k for k, _ in new]}"
+    for (kind, a), (_, b) in zip(old, new, strict=True):
+        if not same(a, b, tolerance):
+            return f"{kind} saved as {a[:300]!r}, a fresh run gives {b[:300]!r}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(CFG.nbs_path).as_posix())
+def test_notebook(path, monkeypatch):
+    monkeypatch.setenv("IN_TEST", "1")  # as nbdev-test does
+    plt.rcdefaults()  # the notebooks share this process: each starts from the defaults
+    torch.set_default_dtype(torch.float32)
+    saved, run = read_nb(path), {c.id: c.directives for c in nb_test_cells(path, SKIP)}
+    fresh = copy.deepcopy(saved)
+    shell = CaptureShell(path, profile=False)
+    with working_directory(path.parent):
+        shell.run_all(fresh, exc_stop=True, preproc=lambda c: c.id not in run, cell_timeout=CFG.cell_timeout)
+    shell.close()
+    plt.close("all")
+    if deviations():
+        return
+    cells = [(c, f) for c, f in zip(saved.cells, fresh.cells, strict=True) if c.id in run]
+    found = [f"cell {c.id}: {why}" for c, f in cells if (why := stale(c, f, run[c.id]))]
+    assert not found, "\n".join([*found, f"refresh with: make fresh NB={path.relative_to(ROOT)}"])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(CFG.nbs_path).as_posix())
+def test_saved_outputs(path):
+    "No warning or error is saved, every code cell that shows something has been run, and each picture has alt text."
+    for cell in read_nb(path).cells:
+        for out in cell.get("outputs", []):
+            assert out.output_type != "error" and out.get("name") != "stderr", (
+                f"cell {cell.id} saved an error or warning"
+            )
+            if "image/png" in out.get("data", {}):
+                assert out.metadata.get("image/png", {}).get("alt"), f"cell {cell.id}: a picture without alt text"
+
+
+def test_comparison():
+    "The comparison itself: it must see what matters and overlook what does not."
+    assert same("tensor([ 0.5, -0.25])", "tensor([0.50000001, -0.25])", 1e-6)
+    assert not same("loss 0.5", "loss 0.501", 1e-6)
+    assert same("loss 0.5", "loss 0.501", 1e-2)
+    assert not same("loss 0.5", "cost 0.5", 1e-6)
+    assert not same("1 2", "1 2 3", 1e-6)
+    assert not same("10000000 steps", "10000001 steps", 1e-6)
+    assert same("<f at 0x7f01>", "<f at 0x7f02>", 1e-6)

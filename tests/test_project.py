@@ -1,0 +1,72 @@
+"The parts of the project agree: notebooks and library, index and README, links and files, code and its rules."
+
+import re, shutil, subprocess, sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from fastcore.nbio import nb2str, read_nb
+from nbdev.clean import clean_nb
+from nbdev.config import get_config
+from nbdev.doclinks import nbglob
+
+BIN = Path(sys.executable).parent
+CFG = get_config(ROOT)
+NOTEBOOKS = sorted(nbglob(CFG.nbs_path, as_path=True))
+LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|(?:src|href)=\"([^\"]+)\"")
+
+
+def tool(*command, cwd=ROOT):
+    done = subprocess.run([BIN / command[0], *command[1:]], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+
+
+def test_library_is_the_export(tmp_path):
+    "coupled_qk/ is exactly what nbdev-export makes of the notebooks, with nothing left over."
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "nbs", tmp_path / "nbs")
+    (tmp_path / "coupled_qk").mkdir()
+    shutil.copy(ROOT / "coupled_qk/__init__.py", tmp_path / "coupled_qk")
+    tool("nbdev-export", cwd=tmp_path)
+    here, fresh = (
+        {p.name: p.read_text(encoding="utf-8") for p in (d / "coupled_qk").glob("*.py")} for d in (ROOT, tmp_path)
+    )
+    assert sorted(here) == sorted(fresh)
+    assert [n for n in here if here[n] != fresh[n]] == [], "run: make export"
+    assert (tmp_path / "pyproject.toml").read_bytes() == (ROOT / "pyproject.toml").read_bytes()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(CFG.nbs_path).as_posix())
+def test_notebook_is_clean(path):
+    "As nbdev-clean leaves it, so that a diff shows only what somebody wrote."
+    nb = read_nb(path)
+    clean_nb(nb, allowed_out_metadata_keys=CFG.allowed_out_metadata_keys)
+    assert nb2str(nb) == path.read_text(encoding="utf-8"), "run: nbdev-clean"
+
+
+def test_readme():
+    tool("python", "-W", "ignore", "tools/build_readme.py", "--check")
+
+
+def broken(text, folder):
+    "The local links of a text whose target does not exist."
+    hrefs = (a or b for a, b in LINK.findall(re.sub(r"`[^`\n]*`|^```.*?^```", "", text, flags=re.S | re.M)))
+    local = (h.split("#")[0] for h in hrefs if not re.match(r"[a-z][a-z0-9+.-]*:|#", h))
+    return [h for h in local if h and not (folder / h).exists()]
+
+
+def test_links():
+    "Every relative link of the README, CONTRIBUTING and the notebooks leads to a file."
+    texts = [(p, p.read_text(encoding="utf-8")) for p in ROOT.glob("*.md")]
+    texts += [(p, "\n\n".join(c.source for c in read_nb(p).cells if c.cell_type == "markdown")) for p in NOTEBOOKS]
+    assert {p.name: b for p, text in texts if (b := broken(text, p.parent))} == {}
+
+
+def test_sidebar_lists_every_notebook():
+    named = set(re.findall(r"[\w/]+\.ipynb", (ROOT / "_quarto.yml").read_text(encoding="utf-8")))
+    assert named == {p.relative_to(CFG.nbs_path).as_posix() for p in NOTEBOOKS}
+
+
+@pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "mypy"])
+def test_code(command):
+    tool(*command.split())

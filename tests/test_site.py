@@ -1,0 +1,129 @@
+"The built site in a real browser: whole, offline, searchable, dark when asked, and no wider than a telephone."
+
+import functools, shutil, threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from conftest import CI, ROOT
+from playwright.sync_api import sync_playwright
+
+SITE = ROOT / "_docs"
+CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+PAGES = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html"))
+FLAGS = [
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+pytestmark = pytest.mark.skipif(
+    not CI and not (CHROMIUM and PAGES), reason="needs Chromium and a built site: make test"
+)
+
+
+def test_can_run():
+    "Where this must run, it may not be skipped in silence."
+    assert CHROMIUM, "Chromium is not installed"
+    assert PAGES, "the site is not built: make docs"
+
+
+@pytest.fixture(scope="module")
+def base():
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as p:
+        yield p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, chromium_sandbox=False)
+
+
+@pytest.fixture
+def page(browser, base):
+    page = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900}).new_page()
+    page.errors, page.outside = [], []
+
+    def route(r):
+        if r.request.url.startswith((base, "data:", "blob:")):
+            return r.continue_()
+        page.outside.append(r.request.url)
+        r.abort()
+
+    page.route("**/*", route)
+    page.on("console", lambda m: m.type == "error" and page.errors.append(m.text))
+    page.on("pageerror", lambda e: page.errors.append(str(e)))
+    yield page
+    page.context.close()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page(page, base, path):
+    "No error, no request to elsewhere, all maths rendered, every picture there and described; no sideways scroll."
+    page.goto(f"{base}/{path}", wait_until="networkidle")
+    assert page.outside == [] and page.errors == []
+    assert page.locator("span.math").count() == page.locator("span.math:has(.katex)").count()
+    assert page.locator(".katex-error").count() == 0
+    images = page.locator("main img").evaluate_all("all => all.map(i => [i.src.slice(0, 80), i.alt, i.naturalWidth])")
+    assert [i for i in images if not (i[1] and i[2])] == [], "a picture without alt text or without content"
+    for width in (1280, 360):
+        page.set_viewport_size({"width": width, "height": 800})
+        wide = page.evaluate(
+            "w => document.documentElement.scrollWidth <= w ? [] : [...document.querySelectorAll('body *')]"
+            ".filter(e => e.getBoundingClientRect().right > w + 1).slice(0, 5).map(e => e.outerHTML.slice(0, 120))",
+            width,
+        )
+        assert wide == [], f"wider than {width} px"
+
+
+def test_links(page, base):
+    "Every link to a page or a section of the site has its target."
+    ids, hrefs = {}, set()
+    for path in PAGES:
+        page.goto(f"{base}/{path}")
+        ids[path] = set(page.locator("[id]").evaluate_all("all => all.map(e => e.id)"))
+        hrefs |= set(page.locator("a[href]").evaluate_all("all => all.map(a => a.href)"))
+    local = {h.removeprefix(base + "/") for h in hrefs if h.startswith(base)}
+    parts = [(path or "index.html", anchor) for path, _, anchor in (h.partition("#") for h in local)]
+    dead = [(p, a) for p, a in parts if not (SITE / p).is_file() or a and p in ids and a not in ids[p]]
+    assert dead == []
+
+
+def test_neighbours(page, base):
+    "From the first page, `next` leads to the first chapter and `previous` back."
+    page.goto(f"{base}/index.html")
+    page.locator(".nav-page-next a").click()
+    page.wait_for_url("**/attention.html")
+    page.locator(".nav-page-previous a").click()
+    page.wait_for_url("**/index.html")
+
+
+def test_search(page, base):
+    page.goto(f"{base}/index.html")
+    page.locator(".smalldocs-search input").first.fill("causal")
+    page.locator(".smalldocs-search-results.show a.search-result").first.click()
+    page.wait_for_url("**/*.html#*")
+    assert page.locator("main", has_text="causal").count()
+
+
+def test_dark(page, base):
+    "The toggle turns the page dark, figures stay on white, the choice is kept, and the search icon can be seen."
+    page.goto(f"{base}/attention.html")
+    page.locator(".quarto-color-scheme-toggle").first.click()
+    page.wait_for_function("document.documentElement.classList.contains('quarto-dark')")
+    colour = "e => getComputedStyle(e).%s"
+    figure = page.locator(".cell-output-display img").first
+    assert figure.evaluate(colour % "backgroundColor") == "rgb(255, 255, 255)"
+    box = page.locator(".smalldocs-search").first
+    assert box.locator(".bi-search").evaluate(colour % "color") != box.locator("input").evaluate(
+        colour % "backgroundColor"
+    )
+    page.goto(f"{base}/index.html")
+    page.wait_for_function("document.documentElement.classList.contains('quarto-dark')")
