@@ -8,7 +8,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/gpt.html.md"""
 __all__ = ['variants', 'scores', 'presets', 'look_up', 'GPTConfig', 'FeedForward', 'KVCache', 'Block', 'named_stream',
            'init_weights', 'sample', 'GPT', 'n_parameters']
 
-# %% ../nbs/04_gpt.ipynb #da0cce34
+# %% ../nbs/04_gpt.ipynb #3f6e596a
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention, Softmax
+from .checks import check_factory, check_ids, check_integer, check_sampling, check_sizes
 from .coupling import Coupling, QueryMLP, displacement
 from .integrators import euler, leapfrog, leapfrog_dkd, rk4, symplectic_euler
 
-# %% ../nbs/04_gpt.ipynb #69355c50
+# %% ../nbs/04_gpt.ipynb #61849e28
 variants: dict[str, Callable[..., nn.Module] | None] = {
     "standard": None,
     "euler": partial(Coupling, step=euler),
@@ -39,11 +40,11 @@ scores: dict[str, Callable[..., Softmax]] = {"softmax": Softmax}
 
 def look_up(table: dict[str, Any], name: str, what: str) -> Any:
     "`table[name]`. Raises ValueError, which names what there is, for an unknown name."
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(f"unknown {what} {name!r}: choose one of {', '.join(table)}")
     return table[name]
 
-# %% ../nbs/04_gpt.ipynb #72d1c131
+# %% ../nbs/04_gpt.ipynb #f9e7c8cb
 @dataclass(frozen=True)
 class GPTConfig:
     "The shape of a GPT and the names of its parts. Raises ValueError for sizes or names that cannot work."
@@ -60,13 +61,15 @@ class GPTConfig:
     score: str = "softmax"  # how tokens meet, a name of `scores`
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model", "d_ff", "n_kv_heads"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        sizes = {name: getattr(self, name) for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model")}
+        optional = {name: getattr(self, name) for name in ("d_ff", "n_kv_heads") if getattr(self, name) is not None}
+        check_sizes(**sizes, **optional)
         if look_up(variants, self.pre, "variant") is None and self.pre_options:
             raise ValueError(f"variant {self.pre!r} takes no options, got {self.pre_options}")
-        look_up(scores, self.score, "score")
+        with torch.device("meta"):  # raises what a layer of these sizes would raise
+            MultiHeadAttention(
+                self.d_model, self.n_heads, self.n_kv_heads, score=look_up(scores, self.score, "score")()
+            )
 
     @property
     def width(self) -> int:
@@ -91,7 +94,7 @@ class FeedForward(nn.Module):
         "(B, T, D) -> (B, T, D)"
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
-# %% ../nbs/04_gpt.ipynb #58c28719
+# %% ../nbs/04_gpt.ipynb #aa0c35be
 class KVCache:
     "Evolved, rotated keys and values of the tokens read so far, (B, H_kv, T, d) in each layer."
 
@@ -99,14 +102,18 @@ class KVCache:
         self,
         context: int,  # the most tokens it can hold
     ):
+        check_sizes(context=context)
         self.context, self.length = context, 0
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         "Add the new tokens of one layer; returns all of its keys and values."
         end = self.length + k.shape[2]
+        _check_room(end, self.context)
         if layer not in self.layers:
             self.layers[layer] = tuple(t.new_empty(*t.shape[:2], self.context, t.shape[3]) for t in (k, v))  # type: ignore[assignment]
+        if k.shape[0] != self.layers[layer][0].shape[0]:
+            raise ValueError(f"this cache holds a batch of {self.layers[layer][0].shape[0]}, got {k.shape[0]}")
         for kept, new in zip(self.layers[layer], (k, v), strict=True):
             kept[:, :, self.length : end] = new
         keys, values = self.layers[layer]
@@ -132,13 +139,14 @@ class Block(nn.Module):
         x = x + self.attn.mix(q, k, v, h)
         return x + self.ff(self.norm2(x))
 
-# %% ../nbs/04_gpt.ipynb #3d73ceaf
+# %% ../nbs/04_gpt.ipynb #95ec8dba
 @contextmanager
 def named_stream(
     seed: int,
     name: str,  # of a module
 ) -> Iterator[None]:
     "Inside, torch's CPU random numbers depend on (seed, name) alone; outside, nothing is disturbed."
+    check_integer("seed", seed)
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=4).digest()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int.from_bytes(digest, "big"))  # it heeds 32 bits and no more
@@ -161,7 +169,7 @@ def init_weights(
             else:
                 module.reset_parameters()  # type: ignore[operator]
 
-# %% ../nbs/04_gpt.ipynb #ec1af79a
+# %% ../nbs/04_gpt.ipynb #d5948256
 def sample(
     logits: Tensor,  # scores of the next token, (B, V)
     temperature: float = 1.0,  # below 1: bolder; 0: always the best
@@ -169,19 +177,19 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> Tensor:  # (B, 1), int64
     "Draw the next token. Raises ValueError for a negative temperature or top_k < 1."
-    if temperature < 0:
-        raise ValueError(f"temperature must not be negative, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
-    if temperature == 0:
-        return logits.argmax(-1, keepdim=True)
+    check_sampling(logits, temperature, top_k)
+    device, logits = logits.device, logits.cpu()  # on the CPU, so that a seed means one thing
+    if logits.isnan().any():
+        raise ValueError("logits must be numbers, got nan")
+    if temperature < 1e-9:  # as good as 0, where the division would overflow
+        return logits.argmax(-1, keepdim=True).to(device)
     if top_k is not None:
-        lowest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < lowest, -torch.inf)
-    probabilities = (logits.float() / temperature).softmax(-1).cpu()  # on the CPU, so that a seed means one thing
-    return torch.multinomial(probabilities, 1, generator=generator).to(logits.device)
+        best = logits.topk(min(top_k, logits.shape[-1]))  # by place: equal scores may be more than k
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
+    probabilities = (logits.float() / temperature).softmax(-1)
+    return torch.multinomial(probabilities, 1, generator=generator).to(device)
 
-# %% ../nbs/04_gpt.ipynb #d5c23596
+# %% ../nbs/04_gpt.ipynb #947aad66
 def _make_pre(config: GPTConfig, factory: Callable[[int], nn.Module] | None) -> nn.Module | None:
     d = scores[config.score]().heads(config.d_model, config.n_heads, config.n_kv_heads or config.n_heads).d
     if factory is not None:
@@ -190,18 +198,11 @@ def _make_pre(config: GPTConfig, factory: Callable[[int], nn.Module] | None) -> 
     return None if named is None else named(d, **config.pre_options)
 
 
-def _check_ids(ids: Tensor) -> None:
-    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"ids must be a tensor of int64, got {getattr(ids, 'dtype', type(ids).__name__)}")
-    if ids.ndim != 2 or ids.shape[1] == 0:
-        raise ValueError(f"ids must have shape (B, T) with T >= 1, got {tuple(ids.shape)}")
-
-
 def _check_room(n: int, context: int, hint: str = "") -> None:
     if n > context:
         raise ValueError(f"the context holds {context} tokens, got {n}{hint}")
 
-# %% ../nbs/04_gpt.ipynb #4ad7aaba
+# %% ../nbs/04_gpt.ipynb #27d1ed0a
 class GPT(nn.Module):
     "A decoder-only transformer: embedding, L pre-norm blocks, norm, tied read-out."
 
@@ -213,10 +214,14 @@ class GPT(nn.Module):
         seed: int = 0,  # of the weights
     ):
         super().__init__()
+        if not isinstance(config, GPTConfig):
+            raise TypeError(f"config must be a GPTConfig, such as presets['tiny'], got {type(config).__name__}")
+        check_factory(pre, config.pre)
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(Block(config, _make_pre(config, pre)) for _ in range(config.n_layers))
-        self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
+        with named_stream(seed, "construction"):  # what modules of your own draw, and nothing outside is disturbed
+            self.embed = nn.Embedding(config.vocab_size, config.d_model)
+            self.blocks = nn.ModuleList(Block(config, _make_pre(config, pre)) for _ in range(config.n_layers))
+            self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
         init_weights(self, seed, config.n_layers)
 
     def forward(
@@ -225,7 +230,7 @@ class GPT(nn.Module):
         cache: KVCache | None = None,  # what was read before; extended by these tokens
     ) -> Tensor:  # scores of each next token, (B, T, V)
         "Read tokens. Raises TypeError or ValueError when they do not fit, the end of the context included."
-        _check_ids(ids)
+        check_ids(ids, self.config.vocab_size)
         _check_room(ids.shape[1] + (cache.length if cache else 0), self.config.context)
         x = self.embed(ids)
         for layer, block in enumerate(self.blocks):
@@ -245,7 +250,9 @@ class GPT(nn.Module):
         slide: bool = False,  # go on past the context, by reading the last tokens again for every new one
     ) -> Tensor:  # (B, T + n)
         "Continue a text. Raises ValueError when it would not fit into the context, unless `slide`."
-        _check_ids(prompt)
+        check_ids(prompt, self.config.vocab_size, "prompt")
+        check_integer("n, the number of tokens to write,", n)
+        check_integer("seed", seed)
         if n < 1:
             raise ValueError(f"n, the number of tokens to write, must be at least 1, got {n}")
         context, generator = self.config.context, torch.Generator().manual_seed(seed)
@@ -270,9 +277,10 @@ class GPT(nn.Module):
             moved = {name: displacement(a, b) for name, a, b in zip("qk", before, after, strict=True)}
             rows.append({"dt": float(getattr(module, "dt", torch.nan)), **moved})
 
-        hooks = [pre.register_forward_hook(note) for block in self.blocks for pre in block.attn.pre]  # type: ignore[union-attr]
+        modules = {pre for block in self.blocks for pre in block.attn.pre}  # type: ignore[union-attr]
+        hooks = [module.register_forward_hook(note) for module in modules]
         try:
-            self(ids)
+            self.forward(ids)  # not self(ids): code compiled in place would not see the hooks
         finally:
             for hook in hooks:
                 hook.remove()

@@ -7,16 +7,17 @@ Docs: https://coupled-qk.github.io/coupled_qk/integrators.html.md"""
 # %% auto #0
 __all__ = ['symplectic_euler', 'leapfrog', 'leapfrog_dkd', 'rk4', 'PotentialForce']
 
-# %% ../nbs/02_integrators.ipynb #0984806b
+# %% ../nbs/02_integrators.ipynb #b3984a51
 import torch
 from torch import Tensor, nn
 
-from .coupling import Coupling, Force, Step, check_steps, euler
+from .checks import check_step, check_width
+from .coupling import Coupling, Force, Step, euler
 
 # %% ../nbs/02_integrators.ipynb #4ff2869c
 _all_ = ["euler"]  # `from coupled_qk.integrators import euler` works too
 
-# %% ../nbs/02_integrators.ipynb #3803cbc2
+# %% ../nbs/02_integrators.ipynb #6caeb1ed
 def symplectic_euler(
     q: Tensor,  # queries, (..., d)
     k: Tensor,  # keys, same shape
@@ -25,13 +26,13 @@ def symplectic_euler(
     n: int = 1,  # number of steps
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "Kick, then drift with the new key. n force evaluations, first order."
-    check_steps(n)
+    check_step(q, k, dt, n)
     for _ in range(n):
         k = k + dt * force(q)
         q = q + dt * k
     return q, k
 
-# %% ../nbs/02_integrators.ipynb #81f32bb9
+# %% ../nbs/02_integrators.ipynb #b2c04c3c
 def leapfrog(
     q: Tensor,  # queries, (..., d)
     k: Tensor,  # keys, same shape
@@ -40,7 +41,7 @@ def leapfrog(
     n: int = 1,  # number of steps
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "Kick-drift-kick: half a kick, a drift, half a kick. n + 1 force evaluations, second order, reversible."
-    check_steps(n)
+    check_step(q, k, dt, n)
     f = force(q)
     for _ in range(n):
         k = k + dt / 2 * f
@@ -49,7 +50,7 @@ def leapfrog(
         k = k + dt / 2 * f
     return q, k
 
-# %% ../nbs/02_integrators.ipynb #9d2b0098
+# %% ../nbs/02_integrators.ipynb #5192b700
 def leapfrog_dkd(
     q: Tensor,  # queries, (..., d)
     k: Tensor,  # keys, same shape
@@ -58,14 +59,14 @@ def leapfrog_dkd(
     n: int = 1,  # number of steps
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "Drift-kick-drift: half a drift, a kick, half a drift. n force evaluations, second order, reversible."
-    check_steps(n)
+    check_step(q, k, dt, n)
     for _ in range(n):
         q = q + dt / 2 * k
         k = k + dt * force(q)
         q = q + dt / 2 * k
     return q, k
 
-# %% ../nbs/02_integrators.ipynb #2f258289
+# %% ../nbs/02_integrators.ipynb #fca90036
 def rk4(
     q: Tensor,  # queries, (..., d)
     k: Tensor,  # keys, same shape
@@ -74,7 +75,7 @@ def rk4(
     n: int = 1,  # number of steps
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "The classic Runge-Kutta rule. 4n force evaluations, fourth order."
-    check_steps(n)
+    check_step(q, k, dt, n)
     for _ in range(n):
         q1, k1 = k, force(q)
         q2, k2 = k + dt / 2 * k1, force(q + dt / 2 * q1)
@@ -84,7 +85,7 @@ def rk4(
         k = k + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
     return q, k
 
-# %% ../nbs/02_integrators.ipynb #706e4fe0
+# %% ../nbs/02_integrators.ipynb #d15f0328
 class PotentialForce(nn.Module):
     "A force that is the slope of a landscape, f = -W^T silu(W q + b): its Jacobian is symmetric. As many parameters as `ForceField`."
 
@@ -93,8 +94,7 @@ class PotentialForce(nn.Module):
         d: int,  # head width
     ):
         super().__init__()
-        if d < 1:
-            raise ValueError(f"d, the head width, must be at least 1, got {d}")
+        check_width(d)
         self.d = d
         self.hidden = nn.Linear(d, 2 * d)
 

@@ -15,7 +15,6 @@ from coupled_qk.attention import (
     attend,
     attention_weights,
     rotary,
-    rotary_angles,
 )
 from coupled_qk.coupling import Coupling
 
@@ -212,7 +211,9 @@ def test_rotary_gradients():
 def slow_layer(layer, x, mask=None):
     "The layer by loops over batch, heads and queries, for `mask` of shape (B, T, T)."
     (B, T, D), (H, G, _, d, _) = x.shape, layer.heads
-    q, k, v = ((x @ p.weight.T).reshape(B, T, -1, d).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (
+        (x @ p.weight.T).reshape(B, T, -1, d).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
     for pre in layer.pre:
         q, k = pre(q, k)
     q, k = (q, k) if layer.base is None else (turned(q, 0, layer.base), turned(k, 0, layer.base))
@@ -255,7 +256,9 @@ class Change(nn.Module):
 
 def test_pre_score_modules_act_in_order():
     double, shift = Change(lambda q, k: (2 * q, k)), Change(lambda q, k: (q + 1, k))
-    layers = [MultiHeadAttention(8, 2, pre=pre, base=None) for pre in (None, [double, shift], (m for m in (shift, double)))]
+    layers = [
+        MultiHeadAttention(8, 2, pre=pre, base=None) for pre in (None, [double, shift], (m for m in (shift, double)))
+    ]
     for layer in layers[1:]:
         layer.load_state_dict(layers[0].state_dict())
     x = rand(1, 3, 8, dtype=torch.float32)
@@ -305,12 +308,11 @@ def test_layer_with_little_input(shape):
 
 Q, K, V = qkv()
 X, LAYER = torch.zeros(2, 5, 8), MultiHeadAttention(8, 2)
-mask = lambda *shape: torch.ones(*shape, dtype=torch.bool)
-layer = MultiHeadAttention
+MHA, mask = MultiHeadAttention, lambda *shape: torch.ones(*shape, dtype=torch.bool)
 BAD = {
     "q is a list": (lambda: attend([[1.0]], K, V), "q must", "list"),
     "k is an array": (lambda: attend(Q, K.numpy(), V), "k must", "ndarray"),
-    "v is an array": (lambda: attend(Q, K, V.numpy()), "v must"),
+    "v is an array": (lambda: attend(Q, K, V.numpy()), "v must", "ndarray"),
     "integers": (lambda: attend(Q.long(), K.long(), V.long()), "q must", "floating", "int64"),
     "complex": (lambda: attend(Q.cfloat(), K.cfloat(), V.cfloat()), "q must", "floating", "complex64"),
     "rank of q": (lambda: attend(Q[0], K, V), "q must", "(B, H, T, d)", "(4, 5, 4)"),
@@ -322,18 +324,17 @@ BAD = {
     "head width": (lambda: attend(Q[..., :2], K, V), "q and k", "width", "(2, 4, 5, 2)"),
     "heads": (lambda: attend(Q[:, :3], K, V), "multiple", "(2, 3, 5, 4)"),
     "no key heads": (lambda: attend(Q, K[:, :0], V[:, :0]), "multiple", "(2, 0, 5, 4)"),
-    "no head width": (lambda: attention_weights(Q[..., :0], K[..., :0]), "width", "(2, 4, 5, 0)"),
     "values of other tokens": (lambda: attend(Q, K, V[:, :, :3]), "v must", "(2, 2, 3, 3)"),
     "values of other heads": (lambda: attend(Q, K, V.repeat_interleave(2, 1)), "v must", "(2, 4, 5, 3)"),
     "mask of floats": (lambda: attend(Q, K, V, torch.ones(5, 5)), "mask", "boolean", "float32"),
     "mask in place of causal": (lambda: attend(Q, K, V, True), "mask", "boolean tensor", "bool"),
     "mask is an array": (lambda: attend(Q, K, V, np.ones((5, 5), bool)), "mask", "tensor", "ndarray"),
-    "mask of one rank": (lambda: attend(Q, K, V, mask(5)), "mask", "(5, 5)", "(5,)"),
-    "mask for other keys": (lambda: attend(Q, K, V, mask(5, 1)), "mask", "(5, 5)", "(5, 1)"),
-    "mask for padding": (lambda: attend(Q, K, V, mask(2, 5)), "mask", "(5, 5)", "(2, 5)"),
-    "mask by batch row": (lambda: attend(Q, K, V, mask(2, 5, 5)), "mask", "(2, 4, 5, 5)", "(2, 5, 5)"),
-    "mask by key head": (lambda: attend(Q, K, V, mask(2, 2, 5, 5)), "mask", "(2, 4, 5, 5)", "(2, 2, 5, 5)"),
-    "mask of other batch": (lambda: attend(Q, K, V, mask(3, 1, 5, 5)), "mask", "(2, 4, 5, 5)", "(3, 1, 5, 5)"),
+    "mask of one rank": (lambda: attend(Q, K, V, mask(5)), "mask", "5, 5)", "(5,)"),
+    "mask for other keys": (lambda: attend(Q, K, V, mask(5, 1)), "mask", "5, 5)", "(5, 1)"),
+    "mask for padding": (lambda: attend(Q, K, V, mask(2, 5)), "mask", "5, 5)", "(2, 5)"),
+    "mask by batch row": (lambda: attend(Q, K, V, mask(2, 5, 5)), "mask", "5, 5)", "(2, 5, 5)"),
+    "mask by key head": (lambda: attend(Q, K, V, mask(2, 2, 5, 5)), "mask", "5, 5)", "(2, 2, 5, 5)"),
+    "mask of other batch": (lambda: attend(Q, K, V, mask(3, 1, 5, 5)), "mask", "5, 5)", "(3, 1, 5, 5)"),
     "mask of five ranks": (lambda: attend(Q, K, V, mask(1, 2, 4, 5, 5)), "mask", "(1, 2, 4, 5, 5)"),
     "mask of weights": (lambda: attention_weights(Q[:1], K[:1], mask(2, 1, 5, 5)), "mask", "(2, 1, 5, 5)"),
     "rotary odd": (lambda: rotary(rand(3, 5)), "even", "5"),
@@ -342,31 +343,29 @@ BAD = {
     "rotary rank": (lambda: rotary(rand(4)), "x must", "(..., T, d)", "(4,)"),
     "rotary base": (lambda: rotary(rand(3, 4), base=0), "base", "positive", "0"),
     "rotary base nan": (lambda: rotary(rand(3, 4), base=math.nan), "base", "positive", "nan"),
-    "rotary start": (lambda: rotary(rand(3, 4), start=1.5), "start", "integer"),
-    "rotary count": (lambda: rotary_angles(-1, 4), "n", "-1"),
-    "layer divides": (lambda: layer(10, 3), "d_model", "n_heads", "10 and 3"),
-    "layer groups": (lambda: layer(8, 4, 3), "n_heads", "n_kv_heads", "4 and 3"),
-    "layer more groups than heads": (lambda: layer(8, 2, 4), "n_heads", "n_kv_heads", "2 and 4"),
-    "layer no heads": (lambda: layer(8, 0), "positive", "n_heads=0"),
-    "layer no groups": (lambda: layer(8, 2, 0), "positive", "n_kv_heads=0"),
-    "layer odd": (lambda: layer(6, 2), "head width", "even", "3"),
-    "layer of floats": (lambda: layer(8, 2.0), "n_heads", "integer", "2.0"),
-    "layer of text": (lambda: layer("8", 2), "d_model", "integer", "8"),
-    "layer base": (lambda: layer(8, 2, base=-1.0), "base", "-1.0"),
-    "pre is a class": (lambda: layer(8, 2, pre=Coupling), "pre", "module", "type"),
-    "pre is a function": (lambda: layer(8, 2, pre=lambda q, k: (q, k)), "pre", "module", "function"),
-    "pre is a name": (lambda: layer(8, 2, pre="euler"), "pre", "module", "str"),
-    "pre of other width": (lambda: layer(8, 2, pre=Coupling(8))(X), "width 8", "width 4"),
-    "score is a class": (lambda: layer(8, 2, score=Softmax), "score", "Softmax"),
-    "score is a name": (lambda: layer(8, 2, score="softmax"), "score", "str"),
-    "score is a pre-score module": (lambda: layer(8, 2, score=Coupling(4)), "score", "Coupling"),
+    "layer divides": (lambda: MHA(10, 3), "d_model", "n_heads", "10 and 3"),
+    "layer groups": (lambda: MHA(8, 4, 3), "n_heads", "n_kv_heads", "4 and 3"),
+    "layer more groups than heads": (lambda: MHA(8, 2, 4), "n_heads", "n_kv_heads", "2 and 4"),
+    "layer no heads": (lambda: MHA(8, 0), "n_heads", "positive", "0"),
+    "layer no groups": (lambda: MHA(8, 2, 0), "n_kv_heads", "positive", "0"),
+    "layer odd": (lambda: MHA(6, 2), "head width", "even", "3"),
+    "layer of floats": (lambda: MHA(8, 2.0), "n_heads", "integer", "2.0"),
+    "layer of text": (lambda: MHA("8", 2), "d_model", "integer", "8"),
+    "layer base": (lambda: MHA(8, 2, base=-1.0), "base", "-1.0"),
+    "pre is a class": (lambda: MHA(8, 2, pre=Coupling), "pre", "module", "type"),
+    "pre is a function": (lambda: MHA(8, 2, pre=lambda q, k: (q, k)), "pre", "module", "function"),
+    "pre is a name": (lambda: MHA(8, 2, pre="euler"), "pre", "module", "str"),
+    "pre of other width": (lambda: MHA(8, 2, pre=Coupling(8))(X), "q must", "width 8", "4"),
+    "score is a class": (lambda: MHA(8, 2, score=Softmax), "score", "module", "type"),
+    "score is a name": (lambda: MHA(8, 2, score="softmax"), "score", "module", "str"),
+    "score is a pre-score module": (lambda: MHA(8, 2, score=Coupling(4)), "score", "module", "Coupling"),
     "x rank": (lambda: LAYER(X[0]), "x must", "(B, T, 8)", "(5, 8)"),
     "x width": (lambda: LAYER.weights(torch.zeros(2, 5, 9)), "x must", "(B, T, 8)", "(2, 5, 9)"),
     "x is a list": (lambda: LAYER([[1.0]]), "x must", "list"),
     "x is an array": (lambda: LAYER(X.numpy()), "x must", "ndarray"),
-    "x of integers": (lambda: LAYER(X.long()), "x must", "float32", "int64"),
+    "x of integers": (lambda: LAYER(X.long()), "x must", "floating", "int64"),
     "x of other dtype": (lambda: LAYER(X.double()), "x must", "float32", "float64"),
-    "layer's mask": (lambda: LAYER(X, mask(2, 1, 5, 4)), "mask", "(5, 5)", "(2, 1, 5, 4)"),
+    "layer's mask": (lambda: LAYER(X, mask(2, 1, 5, 4)), "mask", "5, 5)", "(2, 1, 5, 4)"),
 }
 
 
