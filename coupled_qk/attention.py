@@ -87,22 +87,24 @@ def attention_weights(
     some = pairs.any(-1, keepdim=True)
     return scores.masked_fill(~(pairs | ~some), -math.inf).softmax(-1).masked_fill(~some, 0.0)
 
-# %% ../nbs/00_attention.ipynb #45e07e59
+# %% ../nbs/00_attention.ipynb #410c27cb
 def rotary_angles(
     n: int,  # T, the number of positions
     d: int,  # head width, even
     start: int = 0,  # the first position
     base: float = 10_000.0,  # how much slower the last plane turns than the first
-) -> Tensor:  # (T, d/2), float64
+    device: torch.device | None = None,
+) -> Tensor:  # (T, d/2), float64 on the CPU and float32 elsewhere
     "Angles of rotary position embedding (Su et al. 2021, arXiv 2104.09864). Raises ValueError for an odd width."
     if d < 2 or d % 2:
         raise ValueError(f"rotary embedding turns pairs of numbers, so the head width must be even, got {d}")
     if not base > 0:  # false for nan, too
         raise ValueError(f"base must be positive, got {base}")
-    speeds = base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-    return torch.outer(torch.arange(start, start + n, dtype=torch.float64), speeds)
+    dtype = torch.float64 if device is None or device.type == "cpu" else torch.float32
+    speeds = base ** (-torch.arange(0, d, 2, dtype=dtype, device=device) / d)
+    return torch.outer(torch.arange(start, start + n, dtype=dtype, device=device), speeds)
 
-# %% ../nbs/00_attention.ipynb #82817a55
+# %% ../nbs/00_attention.ipynb #5bedd916
 def rotary(
     x: Tensor,  # queries or keys, (..., T, d)
     start: int = 0,  # the position of the first token
@@ -112,7 +114,7 @@ def rotary(
     check_floats(x=x)
     if x.ndim < 2:
         raise ValueError(f"x must have shape (..., T, d), got {tuple(x.shape)}")
-    angles = rotary_angles(x.shape[-2], x.shape[-1], start, base).to(x.device)
+    angles = rotary_angles(x.shape[-2], x.shape[-1], start, base, x.device)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

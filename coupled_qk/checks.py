@@ -7,7 +7,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/checks.html.md"""
 # %% auto #0
 __all__ = ['check_sizes', 'check_width', 'check_integer', 'check_steps', 'check_step_size', 'kind', 'check_floats',
            'check_one_shape', 'check_dtype', 'check_heads', 'check_values', 'check_mask', 'check_step',
-           'check_dynamics', 'check_evolves', 'check_ids', 'check_factory', 'check_sampling']
+           'check_dynamics', 'check_evolves', 'check_ids', 'check_options', 'check_factory', 'check_sampling']
 
 # %% ../nbs/appendix/checks.ipynb #965e8a0b
 from collections.abc import Callable
@@ -166,7 +166,7 @@ def check_evolves(q: Tensor, k: Tensor, d: int, dt: Tensor) -> None:
         raise ValueError(f"q and k must have the same tokens, got {tuple(q.shape)} and {tuple(k.shape)}")
     check_dtype("q", q, dt)
 
-# %% ../nbs/appendix/checks.ipynb #330bb6f5
+# %% ../nbs/appendix/checks.ipynb #93f8f28d
 def check_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
     "Raise TypeError or ValueError unless `ids` are tokens, (B, T), of a vocabulary; on a GPU their range is not looked at."
     if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
@@ -180,6 +180,15 @@ def check_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
         raise ValueError(
             f"{name} must lie in 0 ... {vocab_size - 1} for a vocabulary of {vocab_size}, got {low} ... {high}"
         )
+
+
+def check_options(options: dict[str, Any]) -> None:
+    "Raise TypeError unless a configuration's options are plain: they are stored beside results."
+    if not isinstance(options, dict):
+        raise TypeError(f"pre_options must be a dict, got {type(options).__name__}")
+    for name, value in options.items():
+        if not isinstance(value, int | float | str | None):
+            raise TypeError(f"pre_options must hold numbers and names only, got {type(value).__name__} for {name!r}")
 
 
 def check_factory(pre: Callable[[int], Any] | None, named: str) -> None:

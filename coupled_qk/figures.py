@@ -192,7 +192,7 @@ _player = """<div class="qk-animation" style="max-width:{width}px">
     const step=()=>{{show(++i); if(i>={n}) stop();}}; step(); timer=timer||setInterval(step,{pause});}});
 }})();</script></div>"""
 
-# %% ../nbs/appendix/figures.ipynb #07b92ce8
+# %% ../nbs/appendix/figures.ipynb #78534ec6
 def animate(
     figures: Mapping[str, Figure],  # what the slider says -> frame, in order, all of one size
     alt: str,  # what moves, and how, in words
@@ -200,10 +200,13 @@ def animate(
     pause: int = 400,  # milliseconds between frames
 ) -> None:
     "Display frames with a slider and a play button. Raises ValueError without `alt`, for fewer than two frames, and over 150 KB."
-    if not alt.strip():
+    if not isinstance(alt, str) or not alt.strip():
         raise ValueError(f"alt must say in words what moves, got {alt!r}")
     if len(figures) < 2:
         raise ValueError(f"an animation needs at least two frames, got {len(figures)}")
+    sizes = {tuple(fig.get_size_inches().tolist()) for fig in figures.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"figures must have one size, got {' and '.join(f'{w:g} x {h:g}' for w, h in sorted(sizes))}")
     texts = list(figures)
     frames = ["data:image/png;base64," + b64encode(_frame(fig)).decode() for fig in figures.values()]
     data = json.dumps({"frames": frames, "texts": texts}).replace("<", "\\u003c")  # no text can end the script

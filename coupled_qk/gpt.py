@@ -8,7 +8,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/gpt.html.md"""
 __all__ = ['variants', 'scores', 'presets', 'look_up', 'GPTConfig', 'FeedForward', 'KVCache', 'Block', 'named_stream',
            'init_weights', 'sample', 'GPT', 'n_parameters']
 
-# %% ../nbs/04_gpt.ipynb #3f6e596a
+# %% ../nbs/04_gpt.ipynb #54fb5187
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention, Softmax
-from .checks import check_factory, check_ids, check_integer, check_sampling, check_sizes
+from .checks import check_factory, check_ids, check_integer, check_options, check_sampling, check_sizes
 from .coupling import Coupling, QueryMLP, displacement
 from .integrators import euler, leapfrog, leapfrog_dkd, rk4, symplectic_euler
 
@@ -44,7 +44,7 @@ def look_up(table: dict[str, Any], name: str, what: str) -> Any:
         raise ValueError(f"unknown {what} {name!r}: choose one of {', '.join(table)}")
     return table[name]
 
-# %% ../nbs/04_gpt.ipynb #f9e7c8cb
+# %% ../nbs/04_gpt.ipynb #b41eaa70
 @dataclass(frozen=True)
 class GPTConfig:
     "The shape of a GPT and the names of its parts. Raises ValueError for sizes or names that cannot work."
@@ -64,6 +64,7 @@ class GPTConfig:
         sizes = {name: getattr(self, name) for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model")}
         optional = {name: getattr(self, name) for name in ("d_ff", "n_kv_heads") if getattr(self, name) is not None}
         check_sizes(**sizes, **optional)
+        check_options(self.pre_options)
         if look_up(variants, self.pre, "variant") is None and self.pre_options:
             raise ValueError(f"variant {self.pre!r} takes no options, got {self.pre_options}")
         with torch.device("meta"):  # raises what a layer of these sizes would raise
@@ -94,9 +95,9 @@ class FeedForward(nn.Module):
         "(B, T, D) -> (B, T, D)"
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
-# %% ../nbs/04_gpt.ipynb #aa0c35be
+# %% ../nbs/04_gpt.ipynb #3861e89d
 class KVCache:
-    "Evolved, rotated keys and values of the tokens read so far, (B, H_kv, T, d) in each layer."
+    "Evolved, rotated keys and values of the tokens read so far, (B, H_kv, T, d) in each layer; for use without gradients."
 
     def __init__(
         self,
@@ -202,7 +203,7 @@ def _check_room(n: int, context: int, hint: str = "") -> None:
     if n > context:
         raise ValueError(f"the context holds {context} tokens, got {n}{hint}")
 
-# %% ../nbs/04_gpt.ipynb #27d1ed0a
+# %% ../nbs/04_gpt.ipynb #2cfd1b97
 class GPT(nn.Module):
     "A decoder-only transformer: embedding, L pre-norm blocks, norm, tied read-out."
 
@@ -270,7 +271,7 @@ class GPT(nn.Module):
         self,
         ids: Tensor,  # (B, T), int64
     ) -> list[dict[str, float]]:  # one row a layer: "dt", and how far "q" and "k" moved, relative to their length
-        "How strongly each layer couples (design of chapter 01). Empty for a model without a pre-score module."
+        "How strongly each layer couples (the displacement of chapter 01). Empty for a model without a pre-score module."
         rows: list[dict[str, float]] = []
 
         def note(module: nn.Module, before: Any, after: Any) -> None:
@@ -279,8 +280,12 @@ class GPT(nn.Module):
 
         modules = {pre for block in self.blocks for pre in block.attn.pre}  # type: ignore[union-attr]
         hooks = [module.register_forward_hook(note) for module in modules]
+        check_ids(ids, self.config.vocab_size)
+        _check_room(ids.shape[1], self.config.context)
         try:
-            self.forward(ids)  # not self(ids): code compiled in place would not see the hooks
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = block.forward(x)  # not block(x): code compiled in place would not see the hooks
         finally:
             for hook in hooks:
                 hook.remove()

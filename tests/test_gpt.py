@@ -353,11 +353,13 @@ def test_displacements_of_shared_dynamics():
     assert len(GPT(config(), pre=lambda d: one).displacements(IDS)) == 2
 
 
-def test_displacements_of_a_compiled_model():
+@pytest.mark.parametrize("parts", [lambda model: [model], lambda model: model.blocks], ids=["model", "blocks"])
+def test_displacements_of_a_compiled_model(parts):
     "Compiled code does not see hooks that come later; the answer must not be an empty list."
     model = GPT(config(pre="leapfrog"))
     expected = model.displacements(IDS)
-    model.compile(backend="eager")
+    for part in parts(model):
+        part.compile(backend="eager")
     with torch.no_grad():
         model(IDS)
     assert model.displacements(IDS) == expected
@@ -471,6 +473,17 @@ BAD = {
     "options of the standard": (lambda: config(pre_options={"n": 2}), "'standard'", "no options", "'n': 2"),
     "unknown option": (lambda: GPT(config(pre="euler", pre_options={"steps": 2})), "steps"),
     "option of another": (lambda: GPT(config(pre="query_mlp", pre_options={"n": 2})), "'n'"),
+    "option that is alive": (
+        lambda: config(pre="euler", pre_options={"force": PotentialForce(4)}),
+        "pre_options",
+        "force",
+    ),
+    "option that is another variant": (
+        lambda: config(pre="euler", pre_options={"step": leapfrog}),
+        "pre_options",
+        "step",
+    ),
+    "options missing": (lambda: config(pre="euler", pre_options=None), "pre_options", "dict", "NoneType"),
     "n = 0": (lambda: GPT(config(pre="euler", pre_options={"n": 0})), "n, the number of steps", "0"),
     "dt is nan": (lambda: GPT(config(pre="euler", pre_options={"dt": math.nan})), "dt", "finite", "nan"),
     "name for a config": (lambda: GPT("tiny"), "config", "GPTConfig", "str"),
