@@ -7,21 +7,20 @@ FACTS := constraints.txt settings.ini setup.py pyproject.toml
 NB ?= nbs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab docs export fresh readme format clean
+.PHONY: help demo test lab docs export fresh readme clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 10
 
 demo: .venv/runtime ## train a standard and coupled GPTs side by side (150 seconds), into demo/
-	@$(BIN)/coupled-qk compare --demo
+	@$(BIN)/coupled-qk compare --max-seconds 150 --out demo
 
 test: .venv/dev ## build the site, then run every notebook and test
 	@tools/system.sh
-	@$(BIN)/python -W ignore tools/build_site.py
-	@$(BIN)/pytest
+	@$(BIN)/python -W ignore tools/build_site.py; site=$$?; $(BIN)/pytest && exit $$site
 
 lab: .venv/dev ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter lab --notebook-dir=nbs
+	@$(BIN)/jupyter lab --notebook-dir=nbs $(if $(filter 0,$(shell id -u)),--allow-root)
 
 docs: .venv/dev ## build the site into _docs/
 	@$(BIN)/python -W ignore tools/build_site.py
@@ -32,7 +31,7 @@ export: .venv/dev ## write coupled_qk/ from the notebooks
 fresh: .venv/dev ## format, export, run and save notebooks: all, or one with NB=nbs/00_attention.ipynb
 	@$(BIN)/ruff format --quiet $(NB)
 	@$(BIN)/nbdev-export
-	@$(BIN)/nbdev-test --save --n-workers 1 --path $(NB)
+	@$(BIN)/nbdev-test --save --n-workers 1 $(NB)
 	@$(BIN)/nbdev-clean
 	@$(BIN)/python -W ignore tools/build_readme.py
 
@@ -45,10 +44,10 @@ clean: ## remove what the targets made, but not .venv
 
 # Set-up: done again when one of the files changes that it depends on. torch comes first, so that its version is ours.
 $(BIN)/python:
-	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "This needs Python 3.11 or newer, and none was found: name one with make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || tools/system.sh python3-venv
-	@$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/runtime: $(FACTS) | $(BIN)/python
 	@echo "Setting up .venv with torch and what the library needs (once, 1 to 3 minutes) ..."

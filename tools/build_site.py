@@ -100,7 +100,9 @@ class NbdevSite(Site):
 
 
 def main() -> bool:
-    folder, docs = stage(), get_config().doc_path
+    docs = get_config().doc_path
+    shutil.rmtree(docs, ignore_errors=True)  # first: where the build fails, no older site is taken for the new one
+    folder = stage()
     if "--stage" in sys.argv:
         return False
     warnings: list[str] = []
@@ -111,7 +113,6 @@ def main() -> bool:
         site.build()
         site.finish()
         warnings = [w for w in site.warnings if not KNOWN.search(w)]
-    shutil.rmtree(docs, ignore_errors=True)
     shutil.move(folder / docs.name, docs)
     _fix_quarto_nav(docs)
     print(*(f"warning: {w}" for w in warnings), f"{len([*docs.rglob('*.html')])} pages in {docs.name}/", sep="\n")

@@ -42,7 +42,10 @@ def opening(nb, source) -> None:
 def stage(glob: str = "") -> Path:
     "Stage every notebook, or those whose name matches `glob`; `_proc` is made anew, as exported code may have changed."
     refresh_quarto_yml()  # nbs/nbdev.yml, from pyproject.toml
-    folder = proc_nbs(n_workers=2, force=True, file_glob=glob)
+    try:
+        folder = proc_nbs(n_workers=2, force=True, file_glob=glob)
+    except Exception as e:  # from a worker: two pages of traceback, and its message says it all
+        raise SystemExit(f"The notebooks could not be staged. {e}") from None
     for path in sorted(folder.rglob("*.ipynb")):
         nb = read_nb(path)
         opening(nb, read_nb(get_config().nbs_path / path.relative_to(folder)))
