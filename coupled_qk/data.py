@@ -256,7 +256,7 @@ class Corpus:
         sides = [f"{_bytes(d):,} bytes in {len(d):,} documents" for d in (self.train, self.valid)]
         return f"{self.name}: {sides[0]} to train on, {sides[1]} held out; {self.source}; licence: {self.licence}"
 
-# %% ../nbs/05_data.ipynb #44774fd7
+# %% ../nbs/05_data.ipynb #7d8d0881
 _not_read = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings"}
 
 
@@ -268,7 +268,7 @@ def _standard_library() -> Corpus:
     if _bytes(texts) < 1_000_000:
         raise ValueError(f"the standard library under {root} holds no source to read; use another corpus")
     version = ".".join(map(str, sys.version_info[:3]))
-    return Corpus("stdlib", *split(texts, 0.025), f"the standard library of Python {version}", "PSF-2.0")
+    return Corpus("stdlib", *split(texts, 0.0125), f"the standard library of Python {version}", "PSF-2.0")
 
 # %% ../nbs/05_data.ipynb #ec7fd9b3
 def pieces(

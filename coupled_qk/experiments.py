@@ -333,7 +333,7 @@ def format_table(
     )
     return "\n".join(line(row).rstrip() for row in rows)
 
-# %% ../nbs/07_language_modelling.ipynb #710e206d
+# %% ../nbs/07_language_modelling.ipynb #17bd4aa7
 def plot(
     result: dict[str, Any],  # of `compare`
 ) -> "Figure":
@@ -345,11 +345,13 @@ def plot(
     for name in finished_variants(result):
         y = np.mean([r["training_curve"] for r in result["runs"] if r["variant"] == name], axis=0)
         lines[name] = ((np.arange(len(y)) + 0.5) * steps / len(y), y)
-    fig, (left, right) = panels(2, (4.6, 3.0), [f"training on {result['corpus']['name']}", "difference, same batches"])
-    curves(left, lines, "step", "bits per byte")
+    fig, (above, below) = panels(
+        2, (5.0, 2.8), [f"training on {result['corpus']['name']}", "difference, same batches"], rows=2
+    )
+    curves(above, lines, "step", "bits per byte")
     base = next(iter(lines.values()))[1]
     curves(
-        right,
+        below,
         {name: (x, y - base) for name, (x, y) in lines.items()},
         "step",
         f"minus {next(iter(lines))}",

@@ -146,7 +146,7 @@ def curves(
     if legend:
         ax.legend(fontsize=8, frameon=False)
 
-# %% ../nbs/appendix/figures.ipynb #4ac4702a
+# %% ../nbs/appendix/figures.ipynb #588fc93d
 def arrows(
     ax: Axes,  # where to draw
     start: Tensor,  # tails, (n, 2)
@@ -164,7 +164,7 @@ def arrows(
     ax.quiver(*a.T, *(b - a).T, color=color, angles="xy", scale_units="xy", scale=1, width=0.008, alpha=0.7, zorder=2)
     for i, (px, py) in enumerate(b):
         ax.annotate(str(i), (px, py), xytext=(4, 4), textcoords="offset points", fontsize=8, color=color)
-    ax.set_aspect("equal", adjustable="datalim")
+    ax.set_aspect("equal", adjustable="box")
 
 # %% ../nbs/appendix/figures.ipynb #8f2aefb1
 def _frame(fig: Figure, dpi: int = 130) -> bytes:

@@ -251,7 +251,7 @@ def test_stdlib_is_the_default_and_divided_by_document(stdlib):
     assert stdlib.name == "stdlib" and stdlib.licence == "PSF-2.0"
     assert len(stdlib.train) > 300 and not set(stdlib.train) & set(stdlib.valid)
     held, all_bytes = (sum(len(d.encode()) for d in side) for side in (stdlib.valid, stdlib.train + stdlib.valid))
-    assert 200_000 < held < 300_000 and 0.024 < held / all_bytes <= 0.025
+    assert 100_000 < held < 150_000 and 0.012 < held / all_bytes <= 0.0125
     assert leak(stdlib.train, stdlib.valid) < 0.1
     assert corpus("stdlib") == stdlib
 
