@@ -7,7 +7,7 @@ FACTS := constraints.txt settings.ini setup.py pyproject.toml
 NB ?= nbs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab docs export fresh readme clean
+.PHONY: help demo test lab docs export frame fresh readme clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 10
@@ -28,7 +28,11 @@ docs: .venv/dev ## build the site into _docs/
 export: .venv/dev ## write coupled_qk/ from the notebooks
 	@$(BIN)/nbdev-export
 
+frame: .venv/dev ## write header and footer of each lesson from nbs/lessons.toml
+	@$(BIN)/python tools/frame.py
+
 fresh: .venv/dev ## format, export, run and save notebooks: all, or one with NB=nbs/00_attention.ipynb
+	@$(BIN)/python tools/frame.py
 	@$(BIN)/ruff format --quiet $(NB)
 	@$(BIN)/nbdev-export
 	@$(BIN)/nbdev-test --save --n-workers 1 $(NB)

@@ -1,4 +1,4 @@
-"""A better rule for small steps costs almost nothing, keeps volume, and can be run backwards.
+"""A better rule for small steps costs almost nothing, keeps volume, and can be run backwards. Should a network care?
 
 Docs: https://coupled-qk.github.io/coupled_qk/integrators.html.md"""
 

@@ -57,6 +57,12 @@ def same(a, b, tolerance):
     return all(close(x, y, tolerance) for x, y in zip(NUMBER.findall(a), NUMBER.findall(b), strict=True))
 
 
+def solutions(nb):
+    "The folded solutions of a lesson, as code."
+    text = "\n\n".join(c.source for c in nb.cells if c.cell_type == "markdown")
+    return re.findall(r"<summary>Solution</summary>\s*```python\n(.*?)```", text, re.S)
+
+
 def stale(saved, fresh, directives):
     "Why a cell's saved outputs are not those of the fresh run; nothing where they are."
     by_kind = bool(directives.keys() & {"trained", "timed"})
@@ -79,6 +85,9 @@ def test_notebook(path, monkeypatch):
     shell = CaptureShell(path, profile=False)
     with working_directory(path.parent):
         shell.run_all(fresh, exc_stop=True, preproc=lambda c: c.id not in run, cell_timeout=CFG.cell_timeout)
+        for code in solutions(saved):  # after the lesson, in its namespace, as a reader would paste them
+            said = "".join("".join(out.text) for out in shell.run(code) if out.output_type == "stream")
+            assert "Right:" in said, f"a solution is not accepted: {said}\n{code}"
     shell.close()
     plt.close("all")
     if deviations():

@@ -39,6 +39,19 @@ def opening(nb, source) -> None:
         nb.cells.insert(1, mk_cell(NbdevLookup().linkify(rest), "markdown"))
 
 
+def signatures(nb) -> None:
+    "Where a page shows the source of a function, do not show its signature and docstring a second time above it."
+    sources = [c for c in nb.cells if c.cell_type == "code" and "#| exports: true" in c.source]
+    for c in sources:
+        c.source = re.sub(r"#\| code-(fold|summary): .*\n", "", c.source)
+    shown = set(re.findall(r"^(?:def|class) (\w+)", "\n".join(c.source for c in sources), re.M))
+    for c in nb.cells:
+        name = re.search(r"^show_doc\((\w+)\)", c.source, re.M)
+        for out in c.get("outputs", []) if name and name[1] in shown else []:
+            text = "".join(out.get("data", {}).get("text/markdown", ""))
+            out["data"] = {"text/markdown": text.partition("```python")[0]}
+
+
 def stage(glob: str = "") -> Path:
     "Stage every notebook, or those whose name matches `glob`; `_proc` is made anew, as exported code may have changed."
     refresh_quarto_yml()  # nbs/nbdev.yml, from pyproject.toml
@@ -50,5 +63,6 @@ def stage(glob: str = "") -> Path:
         nb = read_nb(path)
         opening(nb, read_nb(get_config().nbs_path / path.relative_to(folder)))
         pictures(nb, path)
+        signatures(nb)
         write_nb(nb, path)
     return folder
