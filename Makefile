@@ -35,7 +35,7 @@ fresh: .venv/dev ## format, export, run and save notebooks: all, or one with NB=
 	@$(BIN)/python tools/frame.py
 	@$(BIN)/ruff format --quiet $(NB)
 	@$(BIN)/nbdev-export
-	@$(BIN)/nbdev-test --save --n-workers 1 $(NB)
+	@OMP_NUM_THREADS=1 $(BIN)/nbdev-test --save --n-workers 1 $(NB)
 	@$(BIN)/nbdev-clean
 	@$(BIN)/python -W ignore tools/build_readme.py
 

@@ -1,12 +1,15 @@
 "What all tests share: where the project is, and whether this environment is the one that the saved outputs were made in."
 
-import os, re, sys
+import os, re, shutil, subprocess, sys, sysconfig, venv
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 CI = os.environ.get("CI", "").lower() in ("1", "true")
 os.environ.setdefault("MPLBACKEND", "Agg")  # no test opens a window
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # our tensors are small, and on a busy machine threads wait for each other
 
 # The notebooks' tools need Python 3.11; on 3.10 only the library itself is tested.
 TOOLS = ["test_notebooks.py", "test_packaging.py", "test_project.py", "test_site.py"]
@@ -32,3 +35,40 @@ def deviations() -> list[str]:
 def pytest_report_header() -> str:
     other = "; ".join(deviations())
     return f"saved outputs: not compared ({other})" if other else "saved outputs: compared with a fresh run"
+
+
+FILES = ["settings.ini", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"]
+
+
+def run(*command):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory):
+    "A folder with the sdist and the wheel made from it; built from a copy, so that nothing of an older build gets in."
+    work = tmp_path_factory.mktemp("dist")
+    for name in FILES:
+        shutil.copy(ROOT / name, work)
+    shutil.copytree(ROOT / "coupled_qk", work / "coupled_qk", ignore=shutil.ignore_patterns("__pycache__"))
+    run(sys.executable, "-m", "build", "--outdir", work / "out", work)
+    return work / "out"
+
+
+@pytest.fixture(scope="session")
+def python(dist, tmp_path_factory):
+    "The Python of a new environment that holds the wheel alone, and borrows torch and the others from this one."
+    home = tmp_path_factory.mktemp("clean")
+    venv.create(home, with_pip=False)
+    python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    run(
+        sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *dist.glob("*.whl")
+    )
+    # Installing torch again would take minutes and test nothing of ours. A .pth file makes this environment's packages
+    # importable but not its editable install of coupled_qk, as .pth files found by way of a .pth file are not read.
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    with open(f"{site}/borrowed.pth", "w") as f:
+        f.write(sysconfig.get_path("purelib"))
+    return python

@@ -1,18 +1,15 @@
-"""Each notebook runs from top to bottom, and its saved outputs are the ones that a fresh run gives.
+"""Each notebook runs from top to bottom, and its saved outputs are the ones that a fresh run gives. The run is as in
+Colab: in an empty folder, with the built wheel. The solutions of its exercises run in it, and are accepted.
 
 Text is compared exactly and its numbers to a relative 1e-6 (`#| tolerance: 1e-3` in a cell sets another); pictures, and
 the cells marked `#| trained` or `#| timed`, by kind only. Under other versions than those of constraints.txt the
 notebooks only have to run."""
 
-import copy, math, os, re
+import json, math, os, re, shutil
 
-import matplotlib.pyplot as plt
 import pytest
-import torch
-from conftest import ROOT, deviations
-from execnb.shell import CaptureShell
-from fastcore.nbio import read_nb
-from fastcore.xtras import working_directory
+from conftest import ROOT, deviations, run
+from fastcore.nbio import dict2nb, read_nb
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
 from nbdev.test import nb_test_cells
@@ -75,25 +72,29 @@ def stale(saved, fresh, directives):
             return f"{kind} saved as {a[:300]!r}, a fresh run gives {b[:300]!r}"
 
 
+@pytest.fixture(scope="module")
+def fresh(python, tmp_path_factory):
+    "Every notebook, run once by the Python that has the wheel, each in an empty folder."
+    folder = tmp_path_factory.mktemp("notebooks")
+    cells = {path: [c.id for c in nb_test_cells(path, SKIP)] for path in NOTEBOOKS}
+    jobs = {str(path): {"cells": ids, "after": solutions(read_nb(path))} for path, ids in cells.items()}
+    (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
+    shutil.copy(ROOT / "tests/run_notebooks.py", folder)  # a script's own folder is importable: not the project's
+    run(python, folder / "run_notebooks.py", folder / "jobs.json", folder / "result.json")
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(CFG.nbs_path).as_posix())
-def test_notebook(path, monkeypatch):
-    monkeypatch.setenv("IN_TEST", "1")  # as nbdev-test does
-    plt.rcdefaults()  # the notebooks share this process: each starts from the defaults
-    torch.set_default_dtype(torch.float32)
-    saved, run = read_nb(path), {c.id: c.directives for c in nb_test_cells(path, SKIP)}
-    fresh = copy.deepcopy(saved)
-    shell = CaptureShell(path, profile=False)
-    with working_directory(path.parent):
-        shell.run_all(fresh, exc_stop=True, preproc=lambda c: c.id not in run, cell_timeout=CFG.cell_timeout)
-        for code in solutions(saved):  # after the lesson, in its namespace, as a reader would paste them
-            said = "".join("".join(out.text) for out in shell.run(code) if out.output_type == "stream")
-            assert "Right:" in said, f"a solution is not accepted: {said}\n{code}"
-    shell.close()
-    plt.close("all")
+def test_notebook(path, fresh):
+    done = fresh[str(path)]
+    assert done["error"] is None, done["error"]
+    for said in done["said"]:
+        assert "Right:" in said, f"a solution is not accepted: {said}"
     if deviations():
         return
-    cells = [(c, f) for c, f in zip(saved.cells, fresh.cells, strict=True) if c.id in run]
-    found = [f"cell {c.id}: {why}" for c, f in cells if (why := stale(c, f, run[c.id]))]
+    cells = {c.id: c.directives for c in nb_test_cells(path, SKIP)}
+    pairs = zip(read_nb(path).cells, dict2nb(json.loads(done["notebook"])).cells, strict=True)
+    found = [f"cell {c.id}: {why}" for c, f in pairs if c.id in cells and (why := stale(c, f, cells[c.id]))]
     assert not found, "\n".join([*found, f"refresh with: make fresh NB={path.relative_to(ROOT)}"])
 
 

@@ -1,45 +1,8 @@
 "The wheel, built as a release is: through the sdist; then installed and used in an environment of its own."
 
-import shutil, subprocess, sys, sysconfig, tarfile, venv, zipfile
+import tarfile, zipfile
 
-import pytest
-from conftest import ROOT
-
-FILES = ["settings.ini", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"]
-
-
-def run(*command):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory):
-    "A folder with the sdist and the wheel made from it; built from a copy, so that nothing of an older build gets in."
-    work = tmp_path_factory.mktemp("dist")
-    for name in FILES:
-        shutil.copy(ROOT / name, work)
-    shutil.copytree(ROOT / "coupled_qk", work / "coupled_qk", ignore=shutil.ignore_patterns("__pycache__"))
-    run(sys.executable, "-m", "build", "--outdir", work / "out", work)
-    return work / "out"
-
-
-@pytest.fixture(scope="module")
-def python(dist, tmp_path_factory):
-    "The Python of a new environment that holds the wheel alone, and borrows torch and the others from this one."
-    home = tmp_path_factory.mktemp("clean")
-    venv.create(home, with_pip=False)
-    python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    run(
-        sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *dist.glob("*.whl")
-    )
-    # Installing torch again would take minutes and test nothing of ours. A .pth file makes this environment's packages
-    # importable but not its editable install of coupled_qk, as .pth files found by way of a .pth file are not read.
-    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    with open(f"{site}/borrowed.pth", "w") as f:
-        f.write(sysconfig.get_path("purelib"))
-    return python
+from conftest import ROOT, run
 
 
 def test_contents(dist):
