@@ -23,7 +23,7 @@ def run(path, cells, after):
         try:
             shell.run_all(nb, exc_stop=True, preproc=lambda c: c.id not in cells, cell_timeout=600)
             for code in after:
-                said.append("".join("".join(o.text) for o in shell.run(code) if o.output_type == "stream"))
+                said.append("".join("".join(o.get("text", "")) for o in shell.run(code)))
         except Exception as e:
             error = f"{type(e).__name__}: {e}"
     shell.close()
