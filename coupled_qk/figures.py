@@ -92,7 +92,7 @@ def show(
         raise ValueError(f"alt must say in words what the picture shows, got {alt!r}")
     display(Image(png(fig), format="png", width=round(100 * fig.get_figwidth()), alt=alt))
 
-# %% ../nbs/appendix/figures.ipynb #fcc784c9
+# %% ../nbs/appendix/figures.ipynb #6f83b1b4
 def _write_numbers(ax: Axes, m: Any, limit: float) -> None:
     for i, row in enumerate(m):
         for j, value in enumerate(row):
@@ -129,7 +129,8 @@ def heatmaps(
     for i, (ax, m) in enumerate(zip(axes, arrays.values(), strict=True)):
         ax.imshow(m, cmap="RdBu_r", vmin=-limit, vmax=limit)
         ax.set(xticks=range(m.shape[1]), yticks=range(m.shape[0]))
-        ax.set_xlabel(xlabel, fontsize=9)
+        if i >= len(arrays) - len(arrays) // rows:
+            ax.set_xlabel(xlabel, fontsize=9)
         if i % (len(arrays) // rows) == 0:
             ax.set_ylabel(ylabel, fontsize=9)
         ax.grid(False)
@@ -180,11 +181,11 @@ def arrows(
         ax.annotate(str(i), (px, py), xytext=(4, 4), textcoords="offset points", fontsize=8, color=color)
     ax.set_aspect("equal", adjustable="box")
 
-# %% ../nbs/appendix/figures.ipynb #8feb370e
+# %% ../nbs/appendix/figures.ipynb #458890d8
 _player = """<div class="qk-animation" style="max-width:{width}px">
 <img src="{last}" alt="{alt}" width="{width}" style="max-width:100%;height:auto">
 <div style="display:flex;gap:.6em;align-items:center;flex-wrap:wrap">
-<button type="button" aria-label="Play or pause">Play</button>
+<button type="button" aria-label="Play or pause" style="min-height:2.75em;min-width:4em">Play</button>
 <input type="range" min="0" max="{n}" value="{n}" step="1" aria-label="{label}" style="flex:1;min-width:8em">
 <output>{text}</output></div>
 <script type="application/json">{frames}</script>

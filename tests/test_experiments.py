@@ -17,6 +17,7 @@ from coupled_qk.experiments import (
     result_table,
     seed_noise,
     steps_within,
+    stored_comparisons,
     stored_result,
 )
 from coupled_qk.gpt import GPTConfig
@@ -85,7 +86,7 @@ def test_reports(result):
     assert len(set(map(len, table))) == 1 and "±" in table[2][2] and table[1][2] == "-"
     assert format_table(table, markdown=True).count("\n") == 5
     assert "Over these 3 seeds" in noise_sentence(result)
-    assert "stored run" in noise_sentence(quick(names=["standard", "euler"]))
+    assert "stored run on code, 300 steps" in noise_sentence(quick(names=["standard", "euler"]))
     assert len(plot(result).axes) == 2
 
 
@@ -134,9 +135,10 @@ def test_bad_input(changes, words):
         quick(**changes)
 
 
-def test_stored_results_can_be_trusted():
+@pytest.mark.parametrize("name", stored_comparisons)
+def test_stored_results_can_be_trusted(name):
     "A stored comparison is finished, on a pinned text, with several seeds, from a known and clean commit."
-    stored = stored_result("compare-wikitext2")
+    stored = stored_result(name)
     assert stored["finished"] and len(stored["runs"]) == len(stored["variants"]) * len(stored["seeds"]) >= 12
     assert stored["corpus"]["name"] != "stdlib" and stored["environment"].keys() == environment().keys()
     assert stored["environment"]["commit"] and "dirty" not in stored["environment"]["commit"]

@@ -17,6 +17,7 @@ KATEX = ("katex.min.css", "katex.min.js", "contrib/auto-render.min.js")  # Debia
 REMOTE = re.compile(
     r'<link rel="stylesheet"\s+href="[^"]*font-awesome[^"]*">|@import url\([^)]*fonts\.googleapis[^)]*\);?'
 )
+COMMA = re.compile(r'(<span class="math inline">[^<]*</span>[.,;:!?)]+)')  # else the comma may begin the next line
 KNOWN = re.compile("output-file is not read|unknown key format-links|format.*commonmark")  # Quarto's, no harm here
 
 
@@ -88,6 +89,7 @@ class NbdevSite(Site):
             if katex:
                 for name in KATEX:
                     text = text.replace(f"{layout.KATEX}/{name}", rel(home / name, page))
+            text = COMMA.sub(r'<span class="nobreak">\1</span>', text)
             path.write_text(REMOTE.sub("", text), encoding="utf-8")
         for css in self.out.glob("site_libs/themes/**/*.css"):
             css.write_text(REMOTE.sub("", css.read_text(encoding="utf-8")), encoding="utf-8")
