@@ -1,4 +1,4 @@
-"""Attention can make tokens all alike, freeze on one key or stare at the first token; we measure all three, and what coupling changes.
+"""Attention can make tokens all alike, harden on single keys or stare at the first token; we measure all three, and what coupling changes.
 
 Docs: https://coupled-qk.github.io/coupled_qk/collapse.html.md"""
 
@@ -161,7 +161,7 @@ class Trace(NamedTuple):
     states: list[Tensor]  # hidden states before the first and after each block, (B, T, D)
     after: list[int]  # for each attention layer, the place in `states` that its block fills
 
-# %% ../nbs/03_collapse.ipynb #a7eef04d
+# %% ../nbs/03_collapse.ipynb #6d8d6ee6
 def _has_weights(module: nn.Module) -> bool:
     return inspect.isroutine(getattr(module, "weights", None))
 
@@ -172,7 +172,7 @@ def _attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     found = dict(model.named_modules(remove_duplicate=False))
     return {name: m for name, m in found.items() if _has_weights(m) and not inner(m)}
 
-# %% ../nbs/03_collapse.ipynb #56e3b862
+# %% ../nbs/03_collapse.ipynb #9e7c11ff
 def _block(model: nn.Module, name: str) -> nn.Module:
     "The member of a list of blocks that holds the layer `name`; without a list the model's part that holds it."
     parts = name.split(".")
@@ -181,7 +181,7 @@ def _block(model: nn.Module, name: str) -> nn.Module:
             return model.get_submodule(".".join(parts[:i]))
     return model if _has_weights(model) else model.get_submodule(parts[0])
 
-# %% ../nbs/03_collapse.ipynb #d4a5a727
+# %% ../nbs/03_collapse.ipynb #35870b38
 def _weights_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     "Ask a layer for its weights, with those of its call's arguments that `weights` takes."
     names = inspect.signature(module.weights).parameters  # type: ignore[arg-type]
@@ -189,13 +189,13 @@ def _weights_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     known = {name: value for name, value in given.items() if name in names}
     return module.weights(**known) if known else module.weights(*args[:1])  # type: ignore[operator]
 
-# %% ../nbs/03_collapse.ipynb #95a5f291
+# %% ../nbs/03_collapse.ipynb #91a45167
 def _state(out: Any) -> Tensor | None:
     "The hidden states in what a module returns: itself or the first of several, if it is (B, T, D)."
     first = out[0] if isinstance(out, tuple | list) and out else out
     return first if isinstance(first, Tensor) and first.ndim == 3 and first.is_floating_point() else None
 
-# %% ../nbs/03_collapse.ipynb #8ff610e6
+# %% ../nbs/03_collapse.ipynb #ef6e9110
 class _Ear:
     "Hooks that write what they hear into a `Trace`."
 
@@ -214,7 +214,7 @@ class _Ear:
         if self.heard.states and (x := _state(out)) is not None:
             self.heard.states.append(x)
 
-# %% ../nbs/03_collapse.ipynb #5da33c0e
+# %% ../nbs/03_collapse.ipynb #d6a10195
 def _listen(model: nn.Module, ear: _Ear) -> list[Any]:
     "Hook the ear onto each attention layer and each block, once; returns the hooks."
     layers = _attention_layers(model)
@@ -253,7 +253,7 @@ def head_measures(
     measures |= {"sink": sink_mass(a), "self": self_mass(a)}
     return {name: m.mean(0) for name, m in measures.items()}
 
-# %% ../nbs/03_collapse.ipynb #2514fa69
+# %% ../nbs/03_collapse.ipynb #d8ab64ca
 @dataclass(frozen=True, repr=False)
 class Profile:
     "One row of measures for each head of each layer; `ceiling` is the highest mean entropy."
@@ -262,10 +262,10 @@ class Profile:
     ceiling: float
 
     def __repr__(self) -> str:
-        width = {name: max(7, len(name) + 1) for name in self.rows[0]}
-        head = "".join(f"{name:>{n}}" for name, n in width.items())
-        cell = lambda v, n: f"{v:>{n}}" if isinstance(v, int) else f"{v:>{n}.3f}"
-        return "\n".join([head, *("".join(map(cell, row.values(), width.values())) for row in self.rows)])
+        short = {"layer": "l", "head": "h", "residual": "resid", "entropy": "entr"}  # narrow enough for a phone
+        head = "".join(f"{short.get(name, name):>{2 if name in ('layer', 'head') else 6}}" for name in self.rows[0])
+        cell = lambda v: f"{v:>2}" if isinstance(v, int) else f"{v:>6.3f}"
+        return "\n".join([head, *("".join(map(cell, row.values())) for row in self.rows)])
 
     def mean(self) -> dict[str, float]:
         "The mean of each measure over heads and layers; the residual is that of the last layer."
@@ -276,12 +276,12 @@ class Profile:
         "Draw the measures by layer, one dot for each head; `alt` says in words what the picture shows."
         _draw_profile(self, alt)
 
-# %% ../nbs/03_collapse.ipynb #51302dc4
+# %% ../nbs/03_collapse.ipynb #919dd7d9
 def _draw_profile(p: Profile, alt: str) -> None:
     from coupled_qk.figures import palette, panels, show  # plotting loads when it is used
 
     names = {"residual": "residual", "entropy": "entropy", "s2": "s₂", "sink": "mass on token 0"}
-    fig, axes = panels(4, (2.7, 1.9), list(names.values()), rows=2)
+    fig, axes = panels(4, (2.5, 1.9), list(names.values()), rows=2)
     for ax, name in zip(axes, names, strict=True):
         ax.scatter([row["layer"] for row in p.rows], [row[name] for row in p.rows], s=18, color=palette["blue"])
         ax.set_xlabel("layer", fontsize=9)

@@ -9,7 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CI = os.environ.get("CI", "").lower() in ("1", "true")
 os.environ.setdefault("MPLBACKEND", "Agg")  # no test opens a window
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # our tensors are small, and on a busy machine threads wait for each other
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # our tensors are small, and on a busy machine threads wait for each other
 
 # The notebooks' tools need Python 3.11; on 3.10 only the library itself is tested.
 TOOLS = ["test_notebooks.py", "test_packaging.py", "test_project.py", "test_site.py"]

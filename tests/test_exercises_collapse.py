@@ -50,6 +50,8 @@ RIGHT = [
     (check_certainty, first_column),
     (check_certainty, written_in),
     (check_certainty, by_scores),
+    (check_certainty, lambda T: first_column(T).tolist()),
+    (check_certainty, lambda T: first_column(T).numpy()),
 ]
 NOTHING = [
     (None, "needs your function"),
@@ -84,7 +86,11 @@ WRONG = [
     (check_certainty, lambda T: first_column(T)[0], "shape"),
     (check_certainty, lambda T: first_column(4), "shape"),
     (check_certainty, lambda T: first_column(T).double() * torch.nan, "ordinary numbers"),
-    (check_certainty, lambda T: first_column(T).tolist(), "tensor"),
+    (check_certainty, lambda T: "first", "tensor"),
+    (check_certainty, lambda T: torch.eye(T).tolist(), "SAME key"),
+    (check_certainty, lambda T: [[1.0], [1.0, 0.0]], "tensor"),
+    (check_paths, lambda L, H, n: 2 * math.comb(L, n) * H**n, "for L = 4, H = 2, n = 0 your function"),
+    (check_ceiling, lambda T: 1.0, "for T = 1 your function"),
     (check_certainty, lambda T: 2 * first_column(T), "shares"),
 ]
 

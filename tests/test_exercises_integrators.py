@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +57,7 @@ BAD = {
         "parts that take too long": (composed(1, 1, 1), "smaller steps do not", "2a + b = 1"),
         "parts not chained": (forgets, "result of each to the next"),
         "Runge-Kutta": (rk4, "does not come home"),
+        "Runge-Kutta in 64 parts": (lambda q, k, f, dt: rk4(q, k, f, dt / 64, 64), "too exact for one step of three"),
         "nothing but q": (lambda q, k, f, dt: q, "two tensors"),
         "numbers": (lambda q, k, f, dt: (0.0, 1.0), "new q must be a tensor", "float"),
         "one shape too few": (lambda q, k, f, dt: (q, k[0]), "new k must have shape (2,)", "()"),
@@ -76,7 +78,10 @@ BAD = {
             "that token's q alone",
         ),
         "random": (torch.randn_like, "that token's q alone", "call to call"),
-        "list": (lambda q: [1.0, 2.0], "tensor", "list"),
+        "signs": (torch.sign, "flat between jumps"),
+        "list of the wrong shape": (lambda q: [1.0, 2.0], "shape (8, 2)", "(2,)"),
+        "list of words": (lambda q: ["up", "down"], "tensor", "list"),
+        "complex": (lambda q: q * 1j, "finite real"),
         "nan": (lambda q: q * NAN, "finite"),
     },
     check_limit: {
@@ -86,6 +91,8 @@ BAD = {
         "half": (lambda w: 1 / w, "too careful"),
         "Runge-Kutta's": (lambda w: 8**0.5 / w, "RK4"),
         "something else": (lambda w: 3 / w, "0.5", "6"),
+        "a little too large": (lambda w: 2.01 / w, "0.5", "4.02", "a little below"),
+        "a little too small": (lambda w: 1.99 / w, "0.5", "3.98"),
         "text": (lambda w: "2/w", "one number", "str"),
         "nan": (lambda w: NAN, "no step size"),
         "infinite": (lambda w: math.inf, "no step size"),
@@ -133,6 +140,8 @@ RIGHT = [
     (check_composition, composed(S, S, 1 - 4 * S, S, S)),  # Suzuki's five
     (check_swirl, lambda q: torch.stack([-q[..., 1], q[..., 0]], -1)),
     (check_swirl, swirl_in_a_bowl),
+    (check_swirl, lambda q: (q @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=q.dtype)).tolist()),
+    (check_swirl, lambda q: np.stack([-q[..., 1].numpy(), q[..., 0].numpy()], -1)),
     (check_swirl, lambda q: q @ torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=q.dtype)),
     (check_limit, lambda w: 2 / w),
     (check_limit, bisect),

@@ -32,12 +32,13 @@ def _number(answer: Any, *args: Any) -> tuple[float, str | None]:
         number
     ) else f"your function returned {number}, which is no number to count with"
 
-# %% ../../nbs/appendix/exercises_03.ipynb #e09d0adc
+# %% ../../nbs/appendix/exercises_03.ipynb #176e916e
 def _compare(
     answer: Any,
     right: Callable[..., float],
     mistakes: dict[str, Callable[..., float]],  # what to say -> the wrong formula
     cases: Sequence[tuple[int, ...]],
+    names: Sequence[str],  # of the arguments
 ) -> str | None:
     "What is wrong with a function of whole numbers, if anything."
     close = lambda a, b: math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
@@ -53,9 +54,10 @@ def _compare(
         if all(close(g, wrong(*case)) for g, case in zip(given, cases, strict=True)):
             return words
     case, g = next((c, g) for c, g in zip(cases, given, strict=True) if not close(g, right(*c)))
-    return f"for {', '.join(map(str, case))} your function gives {g:.6g}, and {right(*case):.6g} is right"
+    values = ", ".join(f"{name} = {value}" for name, value in zip(names, case, strict=True))
+    return f"for {values} your function gives {g:.6g}, and {right(*case):.6g} is right"
 
-# %% ../../nbs/appendix/exercises_03.ipynb #d7bb2bef
+# %% ../../nbs/appendix/exercises_03.ipynb #6e34bedc
 def check_paths(
     answer: Any,  # a function of L, H and n
 ) -> bool:
@@ -71,10 +73,10 @@ def check_paths(
         "that chooses the heads; it must also choose in which n of the L layers they are": lambda L, H, n: H**n,
     }
     right = lambda L, H, n: math.comb(L, n) * H**n
-    problem = _compare(answer, right, mistakes, [(4, 2, n) for n in range(5)] + [(3, 5, 2), (12, 12, 6)])
+    problem = _compare(answer, right, mistakes, [(4, 2, n) for n in range(5)] + [(3, 5, 2), (12, 12, 6)], "LHn")
     return verdict(problem, "choose the layers, then a head in each; over all n the counts add up to (H + 1)^L")
 
-# %% ../../nbs/appendix/exercises_03.ipynb #733c20ee
+# %% ../../nbs/appendix/exercises_03.ipynb #1465dc6c
 def check_ceiling(
     answer: Any,  # a function of T
 ) -> bool:
@@ -91,13 +93,15 @@ def check_ceiling(
         "that is in bits; entropy here uses the natural logarithm": lambda T: math.lgamma(T + 1) / T / math.log(2),
         "ln T - 1 is what it tends to for long texts; the exact value is asked for": lambda T: math.log(T) - 1,
     }
-    problem = _compare(answer, lambda T: math.lgamma(T + 1) / T, mistakes, [(1,), (2,), (5,), (64,), (300,)])
+    problem = _compare(answer, lambda T: math.lgamma(T + 1) / T, mistakes, [(1,), (2,), (5,), (64,), (300,)], "T")
     return verdict(problem, "the mean of ln(i + 1) over the rows is ln(T!) / T")
 
-# %% ../../nbs/appendix/exercises_03.ipynb #d23a5155
+# %% ../../nbs/appendix/exercises_03.ipynb #e54e8c72
 def _certainty(a: Any, T: int) -> str | None:
     "What keeps these weights from being a perfect sink."
-    if not isinstance(a, Tensor):
+    try:
+        a = a if isinstance(a, Tensor) else torch.tensor(a)  # lists and arrays are welcome
+    except Exception:
         return f"your function must return a tensor, and returned {type(a).__name__}"
     if tuple(a.shape) != (T, T):
         return f"for T = {T} the weights must have shape ({T}, {T}), and yours have {tuple(a.shape)}"

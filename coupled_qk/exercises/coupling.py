@@ -105,24 +105,24 @@ def check_force(
         problem = "your force looks at other tokens: it gives a token another value when the token is alone"
     return verdict(problem or _bent(q, f), "a bent key: no score that is linear in the key token can do this")
 
-# %% ../../nbs/appendix/exercises_01.ipynb #2ca765da
-def _unnoticed(A: Tensor) -> str | None:
+# %% ../../nbs/appendix/exercises_01.ipynb #5cda5d6c
+def _unnoticed(G: Tensor) -> str | None:
     "What makes the spring notice this change of basis."
-    if not torch.linalg.cond(A) < 1e6:  # true for nan, too
+    if not torch.linalg.cond(G) < 1e6:  # true for nan, too
         return "your matrix has no inverse (or nearly none), so the keys cannot be moved by its inverse"
     eye = torch.eye(2).double()
-    if min((A - eye).abs().max(), (A + eye).abs().max()) < 1e-4:
+    if min((G - eye).abs().max(), (G + eye).abs().max()) < 1e-4:
         return "plus and minus the identity do not count: they tell nothing about the spring; find another"
-    B = torch.linalg.inv(A).T
+    B = torch.linalg.inv(G).T
     q, k = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    before, after = (a @ b.T for a, b in (euler(q, k, torch.neg, 0.3), euler(q @ A.T, k @ B.T, torch.neg, 0.3)))
+    before, after = (a @ b.T for a, b in (euler(q, k, torch.neg, 0.3), euler(q @ G.T, k @ B.T, torch.neg, 0.3)))
     gap = (before - after).abs().max()
     if gap <= 1e-4:
         return None
-    if (A - A.diag().diag()).abs().max() < 1e-6 or (A - A.T).abs().max() < 1e-6:
+    if (G - G.diag().diag()).abs().max() < 1e-6 or (G - G.T).abs().max() < 1e-6:
         return f"it stretches or shrinks some direction, and the keys the other way round; scores change by {gap:.2g}"
     return (
-        f"queries move by A and keys by its inverse transpose, which is another matrix here; scores change by {gap:.2g}"
+        f"queries move by G and keys by its inverse transpose, which is another matrix here; scores change by {gap:.2g}"
     )
 
 
@@ -130,6 +130,6 @@ def check_gauge(
     answer: Any,  # a function that returns a matrix, (2, 2)
 ) -> bool:
     "Exercise 3: a change of basis that the coupled scores do not notice."
-    A, problem = _matrix(answer, (2, 2))
-    problem = problem or _unnoticed(A)
+    G, problem = _matrix(answer, (2, 2))
+    problem = problem or _unnoticed(G)
     return verdict(problem, "a rotation or reflection moves queries and keys alike, so drift and spring do not notice")
