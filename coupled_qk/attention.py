@@ -6,7 +6,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/attention.html.md"""
 
 # %% auto #0
 __all__ = ['four_tokens', 'allowed_pairs', 'attend', 'attention_weights', 'split_heads', 'join_heads', 'rotary_angles', 'rotary',
-           'Heads', 'Softmax', 'MultiHeadAttention']
+           'Heads', 'Softmax', 'layer_heads', 'MultiHeadAttention']
 
 # %% ../nbs/00_attention.ipynb #aeba6e4d
 import math
@@ -189,8 +189,8 @@ def _score_module(score: Any) -> Softmax:
         raise TypeError(f"score must be a module whose class is Softmax or built on it, got {type(score).__name__}")
     return Softmax() if score is None else score
 
-# %% ../nbs/00_attention.ipynb #3e4f3e1b
-def _heads(score: Softmax, d_model: int, n_heads: int, n_kv_heads: int | None, base: float | None) -> Heads:
+# %% ../nbs/00_attention.ipynb #bb5915b8
+def layer_heads(score: Softmax, d_model: int, n_heads: int, n_kv_heads: int | None, base: float | None) -> Heads:
     "The heads of a layer. Raises ValueError for sizes that do not fit."
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     check_sizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads)
@@ -229,7 +229,7 @@ def _place(q: Tensor, k: Tensor, start: int, base: float | None) -> tuple[Tensor
     "Turn q and k by their positions, or leave them where there is no base."
     return (q, k) if base is None else (rotary(q, start, base), rotary(k, start, base))
 
-# %% ../nbs/00_attention.ipynb #1a039bdd
+# %% ../nbs/00_attention.ipynb #4212a41c
 class MultiHeadAttention(nn.Module):
     "Attention as project -> pre-score -> rotary -> score -> mix. A variant is an argument."
 
@@ -246,7 +246,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.d_model, self.causal, self.base = d_model, causal, base
         self.score = _score_module(score)
-        self.heads: Heads = _heads(self.score, d_model, n_heads, n_kv_heads, base)
+        self.heads: Heads = layer_heads(self.score, d_model, n_heads, n_kv_heads, base)
         self.pre = nn.ModuleList(_pre_modules(pre))
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = _projections(d_model, self.heads)
 

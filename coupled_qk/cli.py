@@ -85,10 +85,10 @@ def visible(text: str) -> str:
     "The text with control characters as dots: a model may write bytes that would confuse a terminal."
     return "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
 
-# %% ../nbs/appendix/cli.ipynb #a29c059d
-def _report(result: dict[str, Any], folder: Path) -> None:
-    "Print tables, noise, samples and where the files are."
-    from coupled_qk.experiments import finished_variants, format_table, noise_sentence, result_table
+# %% ../nbs/appendix/cli.ipynb #0aa33488
+def _report(result: dict[str, Any]) -> None:
+    "Print tables, noise and samples."
+    from coupled_qk.experiments import format_table, noise_sentence, result_table, whole_seeds
 
     table = result_table(result)
     print("\n" + format_table([row[:5] for row in table]))
@@ -96,10 +96,9 @@ def _report(result: dict[str, Any], folder: Path) -> None:
     if len(moved) > 1:
         print("\n" + format_table(moved))
     print("\nBits per byte on held-out text: less is better. " + noise_sentence(result))
-    for name in finished_variants(result):
+    for name in whole_seeds(result)["variants"]:
         text = next(run["sample"] for run in result["runs"] if run["variant"] == name)
         print(f"\n--- {name} goes on after >>> ---\n{visible(text)}")
-    print(f"\nCurves: {folder / 'curves.png'}\nAll numbers: {folder / 'result.json'}")
 
 
 def _report_stored() -> None:
@@ -111,16 +110,18 @@ def _report_stored() -> None:
     )
     print(format_table([row[:5] for row in result_table(stored)]))
 
-# %% ../nbs/appendix/cli.ipynb #afdddb11
+# %% ../nbs/appendix/cli.ipynb #11c3dfc0
 def run_compare(options: argparse.Namespace) -> int:
     "Run `coupled-qk compare`; returns the exit code."
     from coupled_qk.data import corpus
-    from coupled_qk.experiments import compare, pick_device, plot, steps_within
+    from coupled_qk.experiments import check_seeds, compare, make_configs, pick_device, plot, steps_within
     from coupled_qk.figures import save
     from coupled_qk.training import TrainConfig
 
     say = (lambda *words: None) if options.json else print
     how = TrainConfig(steps=options.steps, batch_size=options.batch_size, lr=options.lr)
+    make_configs(options.variants, options.size)  # raises now what is wrong with the names
+    check_seeds(options.seeds)
     device, folder = pick_device(options.device), make_folder(options.out)
     say(f"reading {options.corpus} (the first time, a text may have to be fetched)")
     text = corpus(options.corpus)
@@ -129,26 +130,30 @@ def run_compare(options: argparse.Namespace) -> int:
         how = steps_within(options.max_seconds, options.variants, text, options.size, options.seeds, how, device)
         say(f"{how.steps} steps fit into {options.max_seconds:g} seconds on this machine")
     result = compare(options.variants, text, options.size, options.seeds, how, device, folder, bar=True)
-    if not result["runs"]:
-        print("coupled-qk: interrupted before the first run was finished", file=sys.stderr)
-        return 130
-    save(plot(result), folder / "curves.png")
-    if options.json:
+    if result["runs"] and options.json:
         print(json.dumps(result))
-    else:
-        _report(result, folder)
+    elif result["runs"]:
+        _report(result)
         _report_stored()
-    if not result["finished"]:
-        print("coupled-qk: interrupted; what was finished is kept", file=sys.stderr)
-    return 0 if result["finished"] else 130
+    if result["runs"]:
+        save(plot(result), folder / "curves.png")
+        say(f"\nCurves: {folder / 'curves.png'}\nAll numbers: {folder / 'result.json'}")
+    if result["finished"]:
+        return 0
+    kept = "what was finished is kept" if result["runs"] else "nothing was finished"
+    print(f"coupled-qk: {result['stopped']}; {kept}", file=sys.stderr)
+    return 130 if result["stopped"] == "interrupted" else 1
 
-# %% ../nbs/appendix/cli.ipynb #ba771f7a
+# %% ../nbs/appendix/cli.ipynb #4fd28791
 def main(argv: Sequence[str] | None = None) -> int:
     "The command `coupled-qk`. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."
     options = make_parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows no ± shows a question mark
     try:
         return run_compare(options)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OverflowError, OSError) as error:
         print(f"coupled-qk: {error}", file=sys.stderr)
         return 2
     except (RuntimeError, FloatingPointError) as error:

@@ -108,7 +108,7 @@ def _bytes(documents: Iterable[str]) -> int:
     "How long these texts are together, in bytes."
     return sum(len(d.encode()) for d in documents)
 
-# %% ../nbs/05_data.ipynb #ef7c5202
+# %% ../nbs/05_data.ipynb #b48fc95e
 def split(
     documents: Iterable[str],  # texts; equal ones count once, blank ones not at all
     share: float = 0.1,  # of all bytes, to hold out
@@ -117,12 +117,16 @@ def split(
     texts = list(dict.fromkeys(d for d in documents if d.strip()))
     if len(texts) < 2:
         raise ValueError(f"documents must hold at least two different texts to be divided, got {len(texts)}")
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie between 0 and 1, got {share}")
     held, left = set(), share * _bytes(texts)
-    for d in sorted(texts, key=lambda d: hashlib.sha256(d.encode()).digest()):
+    order = sorted(texts, key=lambda d: hashlib.sha256(d.encode()).digest())
+    for d in order:
         if (n := _bytes([d])) <= left:
             held.add(d)
             left -= n
-    held = held or {min(texts, key=len)}  # all were longer than the share: take the shortest
+    if left > share * _bytes(texts) / 2:  # what fits is too little to judge by: take the shortest of the others too
+        held.add(min((d for d in order if d not in held), key=len))
     return [d for d in texts if d not in held], [d for d in texts if d in held]
 
 # %% ../nbs/05_data.ipynb #f0efc2ab

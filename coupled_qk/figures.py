@@ -7,7 +7,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/figures.html.md"""
 # %% auto #0
 __all__ = ['palette', 'panels', 'png', 'save', 'show', 'heatmaps', 'curves', 'arrows', 'animate']
 
-# %% ../nbs/appendix/figures.ipynb #8af6412c
+# %% ../nbs/appendix/figures.ipynb #cd8eaa6e
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,8 @@ from matplotlib.figure import Figure
 from PIL import Image as PILImage
 from torch import Tensor
 
+from .files import write_whole
+
 # %% ../nbs/appendix/figures.ipynb #1aca53b7
 palette = {
     "blue": "#0072B2",
@@ -33,7 +35,7 @@ palette = {
     "grey": "#6B7280",
 }
 
-# %% ../nbs/appendix/figures.ipynb #814def89
+# %% ../nbs/appendix/figures.ipynb #55e7dbc1
 def panels(
     n: int = 1,  # how many plots, side by side
     size: tuple[float, float] = (3.0, 2.6),  # width and height of one plot, in inches
@@ -53,10 +55,10 @@ def panels(
         ax.set_prop_cycle(color=list(palette.values()))
         ax.tick_params(labelsize=8, colors="#374151")
         if i < len(titles):
-            ax.set_title(titles[i], fontsize=10, color="#111827")
+            ax.set_title(titles[i].replace("$", r"\$"), fontsize=10, color="#111827")
     return fig, axes
 
-# %% ../nbs/appendix/figures.ipynb #c6ca9cb8
+# %% ../nbs/appendix/figures.ipynb #ac3ae82d
 def _small(fig: Figure, dpi: int, colors: int) -> bytes:
     "The figure as a PNG with a palette, which takes a third of the bytes of full colour."
     buffer, small = BytesIO(), BytesIO()
@@ -78,9 +80,7 @@ def save(
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise ValueError(f"path must end in .png, got {path.name}")
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(png(fig))
-    return part.replace(path)
+    return write_whole(path, png(fig))
 
 # %% ../nbs/appendix/figures.ipynb #b20adc83
 def show(

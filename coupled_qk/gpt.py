@@ -8,7 +8,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/gpt.html.md"""
 __all__ = ['variants', 'scores', 'presets', 'look_up', 'GPTConfig', 'FeedForward', 'KVCache', 'Block', 'named_stream',
            'init_weights', 'sample', 'GPT', 'n_parameters']
 
-# %% ../nbs/04_gpt.ipynb #54fb5187
+# %% ../nbs/04_gpt.ipynb #2414f971
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import MultiHeadAttention, Softmax
+from .attention import MultiHeadAttention, Softmax, layer_heads
 from .checks import check_factory, check_ids, check_integer, check_options, check_sampling, check_sizes
 from .coupling import Coupling, QueryMLP, displacement
 from .integrators import euler, leapfrog, leapfrog_dkd, rk4, symplectic_euler
@@ -44,7 +44,7 @@ def look_up(table: dict[str, Any], name: str, what: str) -> Any:
         raise ValueError(f"unknown {what} {name!r}: choose one of {', '.join(table)}")
     return table[name]
 
-# %% ../nbs/04_gpt.ipynb #b41eaa70
+# %% ../nbs/04_gpt.ipynb #30a9e927
 @dataclass(frozen=True)
 class GPTConfig:
     "The shape of a GPT and the names of its parts. Raises ValueError for sizes or names that cannot work."
@@ -67,10 +67,8 @@ class GPTConfig:
         check_options(self.pre_options)
         if look_up(variants, self.pre, "variant") is None and self.pre_options:
             raise ValueError(f"variant {self.pre!r} takes no options, got {self.pre_options}")
-        with torch.device("meta"):  # raises what a layer of these sizes would raise
-            MultiHeadAttention(
-                self.d_model, self.n_heads, self.n_kv_heads, score=look_up(scores, self.score, "score")()
-            )
+        score = look_up(scores, self.score, "score")()
+        layer_heads(score, self.d_model, self.n_heads, self.n_kv_heads, 10_000.0)  # raises for what no layer can have
 
     @property
     def width(self) -> int:

@@ -8,11 +8,11 @@ Docs: https://coupled-qk.github.io/coupled_qk/training.html.md"""
 __all__ = ['evaluate', 'bits_per_byte', 'TrainConfig', 'learning_rate', 'make_optimizer', 'train_step', 'save_checkpoint',
            'load_checkpoint', 'History', 'fit']
 
-# %% ../nbs/06_training.ipynb #2236bbb7
+# %% ../nbs/06_training.ipynb #8cbdb345
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from .checks import check_integer, check_sizes
 from .data import batches, windows
+from .files import write_whole
 
-# %% ../nbs/06_training.ipynb #1dfd1c60
+# %% ../nbs/06_training.ipynb #5172f10d
+def _first_bad(model: nn.Module) -> str:
+    weights = {f"the weight {name}": p for name, p in model.named_parameters()}
+    gradients = {f"the gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return next((name for name, t in (weights | gradients).items() if not t.isfinite().all()), "the loss")
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,  # ids (B, T) -> scores (B, T, V)
@@ -40,6 +48,8 @@ def evaluate(
     for x, y in windows(tokens, context, batch_size):
         logits = model(x.to(device)).float()
         total += F.cross_entropy(logits.flatten(0, 1), y.to(device).flatten(), reduction="sum").item()
+    if not math.isfinite(total):
+        raise FloatingPointError(f"the held-out loss became non-finite, first in {_first_bad(model)}")
     return total / (len(tokens) - 1)
 
 # %% ../nbs/06_training.ipynb #1eb786d8
@@ -50,7 +60,7 @@ def bits_per_byte(
     "From nats per token to bits per byte, which compares models with different tokenizers."
     return nats / math.log(2) / bytes_per_token
 
-# %% ../nbs/06_training.ipynb #7a8c9010
+# %% ../nbs/06_training.ipynb #962a0f08
 @dataclass(frozen=True)
 class TrainConfig:
     "How to train. Raises ValueError for settings that cannot work."
@@ -65,14 +75,16 @@ class TrainConfig:
     eval_every: int | None = None  # steps between evaluations; None: only at the end
 
     def __post_init__(self) -> None:
-        for name, low in (("steps", 1), ("batch_size", 1), ("eval_every", 1)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < low):
-                raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+        check_sizes(steps=self.steps, batch_size=self.batch_size)
+        if self.eval_every is not None:
+            check_sizes(eval_every=self.eval_every)
+        check_integer("seed", self.seed)
         for name in ("lr", "weight_decay", "clip", "warmup"):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must be a finite number, not negative, got {value!r}")
+        if self.warmup > 1:
+            raise ValueError(f"warmup must be a share of the steps, at most 1, got {self.warmup}")
 
 # %% ../nbs/06_training.ipynb #d4c70510
 def learning_rate(
@@ -97,13 +109,7 @@ def make_optimizer(
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))
 
-# %% ../nbs/06_training.ipynb #e3b23837
-def _first_bad(model: nn.Module) -> str:
-    weights = {f"the weight {name}": p for name, p in model.named_parameters()}
-    gradients = {f"the gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return next((name for name, t in (weights | gradients).items() if not t.isfinite().all()), "the loss")
-
-
+# %% ../nbs/06_training.ipynb #7fa291ad
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -122,7 +128,7 @@ def train_step(
     optimizer.step()
     return loss.item()
 
-# %% ../nbs/06_training.ipynb #155d913a
+# %% ../nbs/06_training.ipynb #01e087ba
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     moments = {}
     for name, p in model.named_parameters():
@@ -141,13 +147,10 @@ def save_checkpoint(
 ) -> None:
     "Write weights, optimizer and step as safetensors, atomically."
     tensors = {f"model.{name}": p for name, p in model.state_dict().items()} | _optimizer_tensors(model, optimizer)
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
     meta = {"coupled_qk": "checkpoint", "step": str(step), "info": json.dumps(info or {})}
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, part, meta)
-    part.replace(path)
+    write_whole(path, save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, meta))
 
-# %% ../nbs/06_training.ipynb #7f2dc3d9
+# %% ../nbs/06_training.ipynb #808b7305
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int, dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as f:
@@ -155,7 +158,7 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], int, dict[str, Any]
             tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-    if meta.get("coupled_qk") != "checkpoint":
+    if meta.get("coupled_qk") != "checkpoint" or not meta.get("step", "").isdigit():
         raise ValueError(f"{path} is a safetensors file, but not a checkpoint of coupled_qk")
     return tensors, int(meta["step"]), json.loads(meta["info"])
 
@@ -192,13 +195,18 @@ class History:
     evaluations: list[tuple[int, float]]  # (steps done, held-out loss in nats per token)
     tokens_per_second: float  # by the median step
 
-# %% ../nbs/06_training.ipynb #544cb28a
+# %% ../nbs/06_training.ipynb #43645c95
 def _resume(
-    path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer
+    path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
 ) -> tuple[int, list[float], list[tuple[int, float]]]:
     if path is None or not path.exists():
         return 0, [], []
     step, info = load_checkpoint(path, model, optimizer)
+    differ = [key for key, value in settings.items() if info.get(key) != value]
+    if differ:
+        raise ValueError(
+            f"{path} belongs to another run: {differ[0]} was {info.get(differ[0])}, and is {settings[differ[0]]}"
+        )
     return step, info["losses"], [(s, loss) for s, loss in info["evaluations"]]
 
 
@@ -215,7 +223,9 @@ def fit(
     device = next(model.parameters()).device
     path = None if checkpoint is None else Path(checkpoint)
     optimizer, seconds = make_optimizer(model, config), []
-    start, losses, evaluations = _resume(path, model, optimizer)
+    next(windows(valid, context))  # raises now when it is too short, and not after the training
+    settings = json.loads(json.dumps({"train": asdict(config), "model": repr(model.config)}))
+    start, losses, evaluations = _resume(path, model, optimizer, settings)
     data = islice(batches(train, config.batch_size, context, config.seed, start), config.steps - start)
     with tqdm(data, bar, config.steps, initial=start, disable=not bar, unit="step", mininterval=0.5) as progress:
         for step, (x, y) in enumerate(progress, start):
@@ -228,7 +238,7 @@ def fit(
                 progress.set_postfix_str("evaluating")
                 evaluations.append((step + 1, evaluate(model, valid, context)))
                 if path:
-                    info = {"losses": losses, "evaluations": evaluations}
+                    info = {"losses": losses, "evaluations": evaluations, **settings}
                     save_checkpoint(path, model, optimizer, step + 1, info)
             progress.set_postfix_str(f"{bits_per_byte(losses[-1]):.2f} bits/token", refresh=False)
     median = sorted(seconds)[len(seconds) // 2] if seconds else math.nan

@@ -18,6 +18,7 @@ from fastcore.xtras import working_directory
 def run(path, cells, after):
     plt.rcdefaults()  # the notebooks share this process: each starts from the defaults
     torch.set_default_dtype(torch.float32)
+    torch.set_printoptions(profile="default")
     nb, shell, said, error = read_nb(path), CaptureShell(path, profile=False), [], None
     with tempfile.TemporaryDirectory() as empty, working_directory(empty):
         try:

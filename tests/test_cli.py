@@ -81,7 +81,7 @@ def test_help():
         (["--corpus", "shakespear"], "shakespear"),
         (["--corpus", "no/such/file.txt"], "no/such/file.txt"),
         (["--size", "huge"], "unknown size 'huge'"),
-        (["--steps", "0"], "steps must be an integer of at least 1, got 0"),
+        (["--steps", "0"], "steps must be a positive integer, got 0"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--batch-size", "-1"], "batch_size must be"),
         (["--lr", "nan"], "lr must be"),
@@ -129,6 +129,7 @@ def test_ctrl_c_keeps_what_was_finished(text, tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "compare", *args, "--out", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background may ignore it
     )  # fmt: skip
     wait_for(tmp_path / "result.json", process)
     process.send_signal(signal.SIGINT)
