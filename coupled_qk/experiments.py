@@ -9,14 +9,15 @@ __all__ = ['default_variants', 'stored_comparisons', 'train_variant', 'environme
            'write_result', 'encode_corpus', 'compare', 'steps_within', 'paired_difference', 'whole_seeds', 'seed_noise',
            'stored_result', 'noise_sentence', 'result_table', 'format_table', 'plot']
 
-# %% ../nbs/07_language_modelling.ipynb #2df1410c
+# %% ../nbs/07_language_modelling.ipynb #7d177443
 import json
 import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,7 +204,17 @@ def compare(
         write_result(result, folder / "result.json")
     return result
 
-# %% ../nbs/07_language_modelling.ipynb #7687cc62
+# %% ../nbs/07_language_modelling.ipynb #291bf4ca
+def _fastest(do: Callable[[], Any], times: int = 3) -> float:
+    "The seconds of the fastest of several calls."
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        do()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
 def steps_within(
     seconds: float,  # for all runs together
     names: Sequence[str],
@@ -213,18 +224,18 @@ def steps_within(
     how: TrainConfig = TrainConfig(),  # noqa: B008 (frozen)
     device: str = "cpu",
 ) -> TrainConfig:  # `how`, with fewer steps where they would not fit
-    "Fit the number of steps to a time, by timing four steps and one evaluation of each variant on this machine."
+    "Fit the number of steps to a time, by timing a few steps and evaluations of each variant on this machine."
     if not 0 < seconds < float("inf"):
         raise ValueError(f"the number of seconds must be positive, got {seconds:g}")
     train, valid = encode_corpus(text)
     step = rest = 0.0
     for config in make_configs(names, size):
         model = GPT(config).to(device)
-        part = valid[: 16 * config.context]
-        history = fit(model, train, part, replace(how, steps=4, eval_every=None))
-        began = time.perf_counter()
-        evaluate(model, part, config.context)
-        rest += (time.perf_counter() - began) * len(valid) / len(part) + 2.0  # 2 s: start, sample
+        part = valid[: 32 * config.context]
+        history = fit(model, train, part, replace(how, steps=6, eval_every=None))
+        rest += (
+            _fastest(partial(evaluate, model, part, config.context)) * len(valid) / len(part) + 2.0
+        )  # 2 s: start, sample
         step += how.batch_size * config.context / history.tokens_per_second
     fits = int((0.9 * seconds / len(seeds) - rest) / step)  # a tenth is kept back for a busy machine
     return replace(how, steps=max(1, min(how.steps, fits)))
