@@ -7,9 +7,10 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/cli.html.md"""
 # %% auto #0
 __all__ = ['examples', 'make_parser', 'make_folder', 'visible', 'run_compare', 'main']
 
-# %% ../nbs/appendix/cli.ipynb #7b7266f9
+# %% ../nbs/appendix/cli.ipynb #125874a5
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -144,10 +145,11 @@ def run_compare(options: argparse.Namespace) -> int:
     print(f"coupled-qk: {result['stopped']}; {kept}", file=sys.stderr)
     return 130 if result["stopped"] == "interrupted" else 1
 
-# %% ../nbs/appendix/cli.ipynb #4fd28791
+# %% ../nbs/appendix/cli.ipynb #d2f8b3dd
 def main(argv: Sequence[str] | None = None) -> int:
     "The command `coupled-qk`. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."
     options = make_parser().parse_args(argv)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or threads that wait make a busy machine four times slower
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no ± shows a question mark
