@@ -110,7 +110,8 @@ class TestContract:
 
     def test_voices(self, lesson):
         text = "\n".join(c.source for c in cells(lesson, "markdown"))
-        assert '.callout-tip title="We chose"' in text or '.callout-important title="We measured"' in text
+        assert "> **We chose**" in text or "> **We measured**" in text
+        assert ":::" not in text  # Jupyter, GitHub and Colab would show it raw
 
     def test_size(self, lesson):
         assert (NBS / f"{lesson['name']}.ipynb").stat().st_size < 500_000

@@ -39,6 +39,30 @@ def opening(nb, source) -> None:
         nb.cells.insert(1, mk_cell(NbdevLookup().linkify(rest), "markdown"))
 
 
+VOICES = {"The paper says": "note", "We chose": "tip", "We measured": "important"}
+VOICE = re.compile(rf"^> \*\*({'|'.join(VOICES)})\*\*\n((?:>.*(?:\n|\Z))+)", re.M)
+
+
+def boxed(text: str) -> str:
+    "A quotation that opens with the name of a voice becomes a callout; Jupyter, GitHub and Colab show the quotation."
+
+    def box(m: re.Match) -> str:
+        body = re.sub(r"^> ?", "", m[2], flags=re.M).strip()
+        return f'::: {{.callout-{VOICES[m[1]]} title="{m[1]}"}}\n{body}\n:::\n'
+
+    return VOICE.sub(box, text)
+
+
+def voices(nb) -> None:
+    "Give each of the three voices its box, in prose and in outputs."
+    for c in nb.cells:
+        if c.cell_type == "markdown":
+            c.source = boxed(c.source)
+        for data in (o.get("data", {}) for o in c.get("outputs", [])):
+            if "text/markdown" in data:
+                data["text/markdown"] = boxed("".join(data["text/markdown"]))
+
+
 def signatures(nb) -> None:
     "Where a page shows the source of a function, do not show its signature and docstring a second time above it."
     sources = [c for c in nb.cells if c.cell_type == "code" and "#| exports: true" in c.source]
@@ -64,5 +88,6 @@ def stage(glob: str = "") -> Path:
         opening(nb, read_nb(get_config().nbs_path / path.relative_to(folder)))
         pictures(nb, path)
         signatures(nb)
+        voices(nb)
         write_nb(nb, path)
     return folder
