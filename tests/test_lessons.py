@@ -14,7 +14,7 @@ NBS = ROOT / "nbs"
 LESSONS = tomllib.loads((NBS / "lessons.toml").read_text(encoding="utf-8"))["lesson"]
 KEPT = [lesson for lesson in LESSONS if not lesson.get("draft")]
 CHECK = re.compile(r"^(test_\w+\(|assert )")
-BLOCKS = re.compile(r"<details>.*?</details>|```.*?```|\$\$.*?\$\$|^> \*\*[\w ]+\*\*$", re.S | re.M)
+BLOCKS = re.compile(r"<details>.*?</details>|```.*?```|\$\$.*?\$\$|^> \*\*[\w ]+\*\*$|^>", re.S | re.M)
 INLINE = re.compile(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)|<[^>]*>|[#*|\[\]]")
 
 
