@@ -12,9 +12,10 @@ REPO, BRANCH = CFG.git_url.rstrip("/"), CFG.branch
 COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github")
 
 INSTALL = f"""#| hide
-# In Colab: install the package, with Colab's own torch. Elsewhere this does nothing.
-import importlib.util, sys
+# In Colab: install the package, with Colab's own torch. Everywhere: waiting threads sleep, which helps a busy machine.
+import importlib.util, os, sys
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # heeded only before torch is imported
 if "google.colab" in sys.modules and not importlib.util.find_spec("coupled_qk"):
     %pip install -q git+{REPO}"""
 
