@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return options.run(options)
     except (ValueError, TypeError, OverflowError, OSError) as error:
         print(f"coupled-qk: {error}", file=sys.stderr)
-        return 1 if getattr(error, "errno", None) == errno.ENOSPC else 2  # a full disk is not the user's mistake
+        return 1 if getattr(error, "errno", 0) in (errno.ENOSPC, errno.EPIPE) else 2  # a full disk, a reader gone
     except (RuntimeError, FloatingPointError) as error:
         print(f"coupled-qk: {error}", file=sys.stderr)
         return 1
