@@ -10,10 +10,6 @@ from coupled_qk.attention import rotary
 from coupled_qk.exercises.attention import check_previous, check_softmax, check_window
 
 
-def fails(*args):
-    raise KeyError("oops")
-
-
 # -- exercise 1
 
 
@@ -48,7 +44,7 @@ SOFTMAX_WRONG = {
     "not divided": (lambda s: (s - s.amax(-1, keepdim=True)).exp(), "sums to"),
     "clamped": (lambda s: s.clamp(max=80).softmax(-1), "the softmax gives"),
     "no exponential": (lambda s: s.abs() / s.abs().sum(-1, keepdim=True), "the softmax gives"),
-    "in place": (softmax_in_place, "changed the scores"),
+    "in place": (softmax_in_place, "changed the tensor"),
     "transposed": (lambda s: s.softmax(-1).T, "shape"),
 }
 
@@ -72,7 +68,7 @@ WINDOW_WRONG = {
     "both sides": (lambda T, w: torch.ones(T, T, dtype=torch.bool).tril(w - 1).triu(1 - w), "future"),
     "upside down": (lambda T, w: ~torch.tensor(window_by_loops(T, w)), "upside down"),
     "turned": (lambda T, w: torch.tensor(window_by_loops(T, w)).T, "rows belong to queries"),
-    "numbers": (lambda T, w: torch.tensor(window_by_loops(T, w)).float(), "boolean"),
+    "numbers": (lambda T, w: torch.tensor(window_by_loops(T, w)).float(), "True and False"),
     "one row": (lambda T, w: torch.ones(T, dtype=torch.bool), "shape"),
 }
 
@@ -126,40 +122,3 @@ def test_wrong(check, answer, capsys):
     assert check(wrong) is False
     said = capsys.readouterr().out
     assert said.startswith("Not yet: ") and words in said
-
-
-NONSENSE = {
-    "stub": (lambda *args: None, "returns nothing yet"),
-    "raises": (fails, "KeyError"),
-    "other arguments": (lambda a, b, c, d: 1, "TypeError"),
-    "no function": (None, "needs your function"),
-    "the value itself": (torch.eye(3), "needs your function"),
-    "text": (lambda *args: "softmax", "tensor"),
-    "a number": (lambda *args: 1.0, "tensor"),
-    "a tensor of one number": (lambda *args: torch.tensor(1.0), "tensor"),
-    "a generator": (lambda *args: iter([1]), "tensor"),
-    "a function": (lambda *args: math.exp, "tensor"),
-    "complex": (lambda *args: torch.ones(2, 2, dtype=torch.cfloat), "tensor"),
-    "ragged": (lambda *args: [[1.0], [1.0, 2.0]], "tensor"),
-    "names": (lambda *args: [["a", "b"], ["c", "d"]], "tensor"),
-    "no device": (lambda *args: torch.ones(2, 2, device="meta"), "tensor"),
-    "empty": (lambda *args: torch.empty(0), "shape"),
-    "nothing in a list": (lambda *args: [None, None], "tensor"),
-}
-
-
-@pytest.mark.parametrize("check", [check_softmax, check_window, check_previous])
-@pytest.mark.parametrize("answer", NONSENSE)
-def test_nonsense(check, answer, capsys):
-    value, words = NONSENSE[answer]
-    assert check(value) is False
-    said = capsys.readouterr().out
-    assert said.startswith("Not yet: ") and words in said
-
-
-@pytest.mark.parametrize("check", [check_softmax, check_window])
-@pytest.mark.parametrize("fill", [math.nan, math.inf, -1.0, 0.0])
-def test_strange_numbers(check, fill, capsys):
-    shape = lambda *args: args[0].shape if isinstance(args[0], torch.Tensor) else (args[0], args[0])
-    assert check(lambda *args: torch.full(shape(*args), fill)) is False
-    assert capsys.readouterr().out.startswith("Not yet: ")

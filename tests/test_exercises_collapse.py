@@ -36,10 +36,6 @@ def by_scores(T):
     return torch.full((T, T), -1e4).index_fill(1, torch.tensor([0]), 1e4).softmax(-1)
 
 
-def raises(*args):
-    raise RuntimeError("no idea")
-
-
 RIGHT = [
     (check_paths, lambda L, H, n: math.comb(L, n) * H**n),
     (check_paths, paths_by_listing),
@@ -53,20 +49,13 @@ RIGHT = [
     (check_certainty, lambda T: first_column(T).tolist()),
     (check_certainty, lambda T: first_column(T).numpy()),
 ]
-NOTHING = [
-    (None, "needs your function"),
-    (3.0, "needs your function"),
-    (lambda *args: None, "nothing yet"),
-    (raises, "no idea"),
-    (lambda: 1, "TypeError"),
-]
 WRONG = [
     (check_paths, lambda L, H, n: H**n, "n of the L layers"),
     (check_paths, lambda L, H, n: math.comb(L, n), "one of the H heads"),
     (check_paths, lambda L, H, n: (H + 1) ** L, "every length"),
     (check_paths, lambda L, H, n: H**L, "without skips"),
     (check_paths, lambda L, H, n: math.comb(L, n) * (H + 1) ** n, "is right"),
-    (check_paths, lambda L, H, n: math.nan, "no number"),
+    (check_paths, lambda L, H, n: math.nan, "yours is nan"),
     (check_paths, lambda L, H, n: "many", "one number"),
     (check_paths, lambda L, H, n: torch.ones(3), "one number"),
     (check_ceiling, math.log, "without a mask"),
@@ -77,7 +66,7 @@ WRONG = [
     (check_ceiling, lambda T: math.log(T) - 1, "exact"),
     (check_ceiling, lambda T: math.log(T) / 2, "is right"),
     (check_ceiling, lambda T: sum(math.log(i) for i in range(T)) / T, "math domain error"),
-    (check_ceiling, lambda T: math.inf, "no number"),
+    (check_ceiling, lambda T: math.inf, "yours is inf"),
     (check_certainty, torch.eye, "SAME key"),
     (check_certainty, lambda T: torch.full((T, T), 1 / T), "above the diagonal"),
     (check_certainty, lambda T: torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None], "several keys"),
@@ -85,7 +74,7 @@ WRONG = [
     (check_certainty, lambda T: first_column(T).roll(1, 1), "above the diagonal"),
     (check_certainty, lambda T: first_column(T)[0], "shape"),
     (check_certainty, lambda T: first_column(4), "shape"),
-    (check_certainty, lambda T: first_column(T).double() * torch.nan, "ordinary numbers"),
+    (check_certainty, lambda T: first_column(T).double() * torch.nan, "nan or infinity"),
     (check_certainty, lambda T: "first", "tensor"),
     (check_certainty, lambda T: torch.eye(T).tolist(), "SAME key"),
     (check_certainty, lambda T: [[1.0], [1.0, 0.0]], "tensor"),
@@ -99,14 +88,6 @@ WRONG = [
 def test_right_answers(check, answer, capsys):
     assert check(answer) is True
     assert capsys.readouterr().out.startswith("Right: ")
-
-
-@pytest.mark.parametrize("check", [check_paths, check_ceiling, check_certainty])
-@pytest.mark.parametrize("answer,words", NOTHING)
-def test_no_answer(check, answer, words, capsys):
-    assert check(answer) is False
-    said = capsys.readouterr().out
-    assert said.startswith("Not yet: ") and words in said
 
 
 @pytest.mark.parametrize("check,answer,words", WRONG)

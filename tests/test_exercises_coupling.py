@@ -6,8 +6,6 @@ import pytest
 import torch
 from coupled_qk.exercises.coupling import check_equal_queries, check_force, check_gauge
 
-CHECKERS = [check_equal_queries, check_force, check_gauge]
-
 
 def said(capsys, checker, answer):
     "The verdict and its words; exactly one line of them."
@@ -15,44 +13,6 @@ def said(capsys, checker, answer):
     out = capsys.readouterr()
     assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
     return right, out.out
-
-
-def fail(*args):
-    raise RuntimeError("oh no")
-
-
-NONSENSE = {
-    "nothing yet": lambda *args: None,
-    "needs your function": torch.ones(4, 2),
-    "NoneType": None,
-    "oh no": fail,
-    "returned str": lambda *args: "a tensor",
-    "returned dict": lambda *args: {"k": 1},
-    "complex": lambda *args: torch.ones(4, 2, dtype=torch.complex64),
-    "returned (3,)": lambda *args: torch.ones(3),
-    "returned ()": lambda *args: 1.0,
-}
-
-
-@pytest.mark.parametrize("checker", CHECKERS)
-@pytest.mark.parametrize("words", NONSENSE)
-def test_nonsense(capsys, checker, words):
-    "Whatever it is given, a checker answers in words and does not raise."
-    right, text = said(capsys, checker, NONSENSE[words])
-    assert not right and words in text
-
-
-@pytest.mark.parametrize("checker", CHECKERS)
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_not_finite(capsys, checker, bad):
-    shape = (2, 2) if checker is check_gauge else (4, 2)
-    right, text = said(capsys, checker, lambda *args: torch.full(args[0].shape if args else shape, bad))
-    assert not right and "NaN or infinity" in text
-
-
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_wrong_number_of_arguments(capsys, checker):
-    assert not said(capsys, checker, lambda a, b, c: a)[0]
 
 
 KEYS = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]]
@@ -129,7 +89,7 @@ def test_force_accepts(capsys, force):
         ("must be above zero", lambda q: stack(q[..., 1].relu() - 1, torch.zeros_like(q[..., 1]))),  # half a bend
         ("must be", lambda q: (q[..., 1:].abs() - 1).expand(q.shape)),  # in both coordinates
         ("other tokens", lambda q: stack(q[..., 1].abs() - q[..., 1].abs().mean(), torch.zeros_like(q[..., 1]))),
-        ("returned (4,)", lambda q: q[..., 1].abs() - 1),
+        ("shape (4,)", lambda q: q[..., 1].abs() - 1),
         ("transposed", lambda q: stack(q[..., 1].abs() - 1, torch.zeros_like(q[..., 1])).T),
     ],
 )
@@ -168,7 +128,7 @@ def test_gauge_accepts(capsys, matrix):
         ("another matrix", 2 * turn(0.3)),
         ("no inverse", torch.ones(2, 2)),
         ("no inverse", torch.zeros(2, 2)),
-        ("returned (4, 4)", torch.eye(4)),
+        ("shape (4, 4)", torch.eye(4)),
     ],
 )
 def test_gauge_rejects(capsys, words, matrix):

@@ -8,32 +8,13 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/exercises_00.html.md"""
 __all__ = ['check_softmax', 'check_window', 'check_previous']
 
 # %% ../../nbs/appendix/exercises_00.ipynb #32374a4c
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attention import attention_weights, rotary
-from .verdict import call, verdict
-
-# %% ../../nbs/appendix/exercises_00.ipynb #5f8134e9
-def _tensor(value: Any, shape: tuple[int, ...], name: str) -> tuple[Tensor, str | None]:
-    "The value as a tensor of this shape, boolean or float64, or what is wrong."
-    nothing = torch.empty(0)
-    try:
-        parts = value if isinstance(value, (list, tuple)) else value.tolist()
-        listed = [p.tolist() if hasattr(p, "tolist") else p for p in parts]
-        t = torch.tensor(listed)
-        t = t if t.dtype == torch.bool else torch.tensor(listed, dtype=torch.float64)
-    except Exception:
-        return (
-            nothing,
-            f"{name} must be a tensor of real numbers, and yours cannot be read as one: {type(value).__name__}",
-        )
-    if tuple(t.shape) != shape:
-        return nothing, f"{name} must have shape {shape}, and yours has {tuple(t.shape)}"
-    return t, None
+from .verdict import answered, verdict
 
 # %% ../../nbs/appendix/exercises_00.ipynb #9876cecf
 def _softmax_slip(a: Tensor, scores: Tensor) -> str | None:
@@ -72,14 +53,8 @@ def check_softmax(
     "Exercise 1 of chapter 00: a softmax that no finite score can break."
     problem = None
     for scores in _softmax_cases():
-        given = scores.clone()
-        value, problem = call(answer, given)
-        if problem is None:
-            weights, problem = _tensor(value, tuple(scores.shape), "the matrix of weights")
-        if problem is None:
-            problem = _softmax_slip(weights.double(), scores)
-        if problem is None and not torch.equal(given, scores):
-            problem = "the weights are right, but your function changed the scores it was given; work on a copy"
+        weights, problem = answered(answer, (scores,), tuple(scores.shape), "the matrix of weights", finite=False)
+        problem = problem or _softmax_slip(weights, scores)
         if problem:
             break
     return verdict(problem, "each row sums to one, and no score is too large")
@@ -108,11 +83,7 @@ def check_window(
     "Exercise 2 of chapter 00: a causal mask that reaches back only w tokens."
     problem = None
     for T, w in ((6, 3), (5, 1), (5, 2), (4, 4), (3, 9), (1, 1)):
-        value, problem = call(answer, T, w)
-        if problem is None:
-            mask, problem = _tensor(value, (T, T), "the mask")
-        if problem is None and mask.dtype != torch.bool:
-            problem = "the mask must be boolean, True or False for each pair, and yours holds numbers"
+        mask, problem = answered(answer, (T, w), (T, T), "the mask", dtype=torch.bool)
         problem = problem or _window_slip(mask, T, w)
         if problem:
             break
@@ -150,10 +121,6 @@ def check_previous(
     answer: Any,  # a function without arguments that returns a query and a key, two numbers each
 ) -> bool:
     "Exercise 3 of chapter 00: a head whose tokens look at the token before them, through rotary embedding alone."
-    value, problem = call(answer)
-    if problem is None:
-        both, problem = _tensor(value, (2, 2), "the pair of q and k, two numbers each,")
-    if problem is None and not both.double().isfinite().all():
-        problem = "q and k must hold ordinary numbers, and yours hold nan or inf"
-    problem = problem or _previous_slip(both[0].double(), both[1].double())
+    both, problem = answered(answer, (), (2, 2), "the pair of q and k, two numbers each,")
+    problem = problem or _previous_slip(*both)
     return verdict(problem, "every token looks one back, and no token's content was needed")

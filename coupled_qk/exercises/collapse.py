@@ -16,21 +16,7 @@ import torch
 from torch import Tensor
 
 from ..diagnostics import attention_entropy, residual
-from .verdict import call, verdict
-
-# %% ../../nbs/appendix/exercises_03.ipynb #7a11c79f
-def _number(answer: Any, *args: Any) -> tuple[float, str | None]:
-    "The finite number that the answer returns, or what is wrong."
-    value, problem = call(answer, *args)
-    if problem:
-        return math.nan, problem
-    try:
-        number = float(value)
-    except Exception:
-        return math.nan, f"your function must return one number, and returned {type(value).__name__}"
-    return number, None if math.isfinite(
-        number
-    ) else f"your function returned {number}, which is no number to count with"
+from .verdict import answered, verdict
 
 # %% ../../nbs/appendix/exercises_03.ipynb #176e916e
 def _compare(
@@ -44,10 +30,10 @@ def _compare(
     close = lambda a, b: math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
     given = []
     for case in cases:
-        number, problem = _number(answer, *case)
+        number, problem = answered(answer, case, ())
         if problem:
             return problem
-        given.append(number)
+        given.append(number.item())
     if all(close(g, right(*case)) for g, case in zip(given, cases, strict=True)):
         return None
     for words, wrong in mistakes.items():
@@ -97,24 +83,15 @@ def check_ceiling(
     return verdict(problem, "the mean of ln(i + 1) over the rows is ln(T!) / T")
 
 # %% ../../nbs/appendix/exercises_03.ipynb #e54e8c72
-def _certainty(a: Any, T: int) -> str | None:
+def _certainty(a: Tensor) -> str | None:
     "What keeps these weights from being a perfect sink."
-    try:
-        a = a if isinstance(a, Tensor) else torch.tensor(a)  # lists and arrays are welcome
-    except Exception:
-        return f"your function must return a tensor, and returned {type(a).__name__}"
-    if tuple(a.shape) != (T, T):
-        return f"for T = {T} the weights must have shape ({T}, {T}), and yours have {tuple(a.shape)}"
-    if a.is_complex() or not a.double().isfinite().all():
-        return "the weights must be ordinary numbers, and yours hold others"
-    a = a.detach().double()
     if (a < 0).any() or (a.sum(-1) - 1).abs().max() > 1e-6:
         return "weights are shares: none is negative, and each ROW sums to one; have you swapped rows and columns?"
     if a.triu(1).any():
         return "a causal row sees itself and the past only: all entries above the diagonal must be zero"
     if attention_entropy(a[None, None]).max() > 1e-6:
         return "some row spreads its weight over several keys, so its entropy is not zero"
-    x = torch.randn(1, T, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(1, len(a), 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     if residual(a[None] @ x).item() > 1e-9:
         return "the tokens are still different afterwards: the rows must all choose the SAME key"
     return None
@@ -126,8 +103,8 @@ def check_certainty(
     "Exercise 3: weights of zero entropy that make all tokens alike."
     problem = None
     for T in (2, 5, 16):
-        a, problem = call(answer, T)
-        problem = problem or _certainty(a, T)
+        a, problem = answered(answer, (T,), (T, T), f"for T = {T} the matrix of weights")
+        problem = problem or _certainty(a)
         if problem:
             break
     return verdict(problem, "a perfect sink: entropy zero and rank one at once")

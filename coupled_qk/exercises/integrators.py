@@ -16,19 +16,8 @@ import torch
 from torch import Tensor
 
 from ..coupling import Force
-from .verdict import call, verdict
+from .verdict import answered, verdict
 from ..integrators import leapfrog, rk4
-
-# %% ../../nbs/appendix/exercises_02.ipynb #00f39d60
-def _tensor(value: Any, like: Tensor, name: str) -> str | None:
-    "What keeps a value from being a tensor of finite numbers and the right shape."
-    if not isinstance(value, Tensor):
-        return f"{name} must be a tensor, and yours is of type {type(value).__name__}"
-    if value.shape != like.shape:
-        return f"{name} must have shape {tuple(like.shape)}, and yours has {tuple(value.shape)}"
-    if not value.is_floating_point() or not value.isfinite().all():
-        return f"{name} must hold finite real numbers, and yours does not"
-    return None
 
 # %% ../../nbs/appendix/exercises_02.ipynb #e0a392bf
 def _pendulum(q: Tensor) -> Tensor:
@@ -39,15 +28,9 @@ def _solve(answer: Any, n: int, t: float = 2.0, start: Tensor | None = None) -> 
     "The end of n of the learner's steps on the pendulum."
     z = torch.tensor([[1.0, -0.5], [0.2, 0.8]], dtype=torch.float64) if start is None else start
     for _ in range(n):
-        pair, problem = call(answer, *z.clone(), _pendulum, t / n)
+        z, problem = answered(answer, (*z, _pendulum, t / n), (2, 2), "the new q and the new k together")
         if problem:
             return z, problem
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            return z, "your function must return two tensors, the new q and the new k"
-        problem = _tensor(pair[0], z[0], "the new q") or _tensor(pair[1], z[1], "the new k")
-        if problem:
-            return z, problem
-        z = torch.stack([part.detach().double() for part in pair])
     return z, None
 
 # %% ../../nbs/appendix/exercises_02.ipynb #ce7f153d
@@ -63,16 +46,16 @@ def _wrong_order(answer: Any) -> str | None:
         errors.append((z - true).norm().item())
     if max(errors) < 1e-8:
         return "your solution is too exact for one step of three leapfrogs: does your step hide many small ones?"
-    if errors[1] > 0.7 * errors[0] and errors[1] > 1e-6:
+    if not (errors[1] <= 0.7 * errors[0] < math.inf or errors[1] <= 1e-6):
         return "smaller steps do not bring your solution closer to the true path: do your parts take the time dt together, 2a + b = 1, and do you hand the result of each to the next?"
-    order = math.log2(errors[0] / errors[1]) if errors[1] else math.inf
+    order = math.log2(max(errors[0], 1e-99) / errors[1]) if errors[1] else math.inf
     if order < 1.6:
         return f"halving the step shows an order of {order:.1f}, and four is asked for: is each of your parts a leapfrog step?"
     if order < 3.6:
         return f"halving the step shows an order of {order:.1f}, and four is asked for: three parts with 2a + b = 1 are a finer leapfrog; their misses must also cancel, 2 a^3 + b^3 = 0"
     z, problem = _solve(answer, 4)
     home, again = _solve(answer, 4, -2.0, z)
-    if problem or again or (home - start).norm() > 1e-9:
+    if problem or again or not (home - start).norm() <= 1e-9:
         return "the order is right, but run with -dt your step does not come home, as three leapfrogs would: build it from leapfrog steps"
     return None
 
@@ -83,19 +66,19 @@ def check_composition(
     "Exercise 1: a step of order four, made of three leapfrogs."
     return verdict(_wrong_order(answer), "order four, and it still runs backwards")
 
-# %% ../../nbs/appendix/exercises_02.ipynb #4f06806a
-def _as_tensors(answer: Any) -> Any:
-    "The learner's force, made to return float64 tensors; what is no function or returns nothing stays as it is."
-    if not callable(answer):
-        return answer
+# %% ../../nbs/appendix/exercises_02.ipynb #1f6d2c58
+class _NoForce(Exception):
+    "What a learner's function returned is no force; the message says why."
 
-    def force(q: Tensor) -> Any:
-        value = answer(q)
-        try:
-            t = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-            return t if t.is_complex() else t.detach().double()
-        except Exception:
-            return value
+
+def _force(answer: Any) -> Force:
+    "The learner's function as a force on float64 tensors. Raises `_NoForce` where it is none."
+
+    def force(q: Tensor) -> Tensor:
+        f, problem = answered(answer, (q,), tuple(q.shape), "the force")
+        if problem:
+            raise _NoForce(problem)
+        return f
 
     return force
 
@@ -103,45 +86,37 @@ def _as_tensors(answer: Any) -> Any:
 def _slopes(force: Force, q: Tensor, eps: float = 1e-5) -> Tensor:
     "f'(q) by central differences, (2, 2): row i is component i of the force."
     columns = [(force(q + eps * u) - force(q - eps * u)) / (2 * eps) for u in torch.eye(2, dtype=q.dtype)]
-    return torch.stack([c.detach().double() for c in columns], dim=1)
+    return torch.stack(columns, dim=1)
 
 
 def _defects(force: Force, z: Tensor, dt: float = 0.5, eps: float = 1e-5) -> tuple[float, float]:
     "For one leapfrog step at z = (q, k): det J - 1, and the largest entry of J^T Omega J - Omega."
-    step = lambda z: torch.cat(leapfrog(z[:2], z[2:], force, dt)).detach().double()
+    step = lambda z: torch.cat(leapfrog(z[:2], z[2:], force, dt))
     J = torch.stack([(step(z + eps * u) - step(z - eps * u)) / (2 * eps) for u in torch.eye(4, dtype=z.dtype)], dim=1)
     Omega = torch.zeros(4, 4, dtype=z.dtype)
     Omega[:2, 2:], Omega[2:, :2] = torch.eye(2), -torch.eye(2)
     return abs(torch.linalg.det(J).item() - 1), (J.T @ Omega @ J - Omega).abs().max().item()
 
 # %% ../../nbs/appendix/exercises_02.ipynb #3844abac
-def _no_swirl(answer: Any) -> str | None:
-    "What keeps a force from breaking J^T Omega J = Omega at volume one."
-    answer = _as_tensors(answer)
-    g = torch.Generator().manual_seed(0)
-    points = torch.randn(8, 4, generator=g, dtype=torch.float64)
-    for q in (points[:, :2], points[0, :2]):  # many tokens, and one alone
-        value, problem = call(answer, q.clone())
-        problem = problem or _tensor(value, q, "the force")
-        if problem:
-            return problem
-    try:
-        alone = torch.stack([answer(q).detach().double() for q in points[:, :2]])
-        together = answer(points[:, :2]).detach().double()
-        volume, broken = map(max, zip(*(_defects(answer, z) for z in points), strict=True))
-        slopes = torch.stack([_slopes(answer, q) for q in points[:, :2]])
-    except Exception as error:
-        return (
-            f"your function stopped with {type(error).__name__} ({error}) on some of the points that the checker tried"
-        )
-    if (alone - together).abs().max() > 1e-6:
+def _no_force(force: Force, points: Tensor) -> str | None:
+    "What keeps a function from being a smooth force on each token by itself."
+    together = force(points[:, :2])
+    alone = torch.stack([force(q) for q in points[:, :2]])
+    if not (alone - together).abs().max() <= 1e-6:
         return "the force on a token must depend on that token's q alone, and yours changes with the tokens beside it, or from call to call"
+    volume = max(_defects(force, z)[0] for z in points)
     if not volume < 1e-5:
         return f"the determinant of leapfrog's Jacobian differs from one by {volume:.2g}: is your force smooth, and the same at every call?"
-    if slopes.abs().max() < 1e-6 and (together - together[0]).abs().max() > 1e-6:
-        return "your force is flat between jumps, so its slopes are zero; zero is symmetric"
-    if slopes.abs().max() < 1e-6:
-        return "your force is the same everywhere, so its slopes are zero; zero is symmetric"
+    if max(_slopes(force, q).abs().max() for q in points[:, :2]) >= 1e-6:
+        return None
+    kind = "flat between jumps" if (together - together[0]).abs().max() > 1e-6 else "the same everywhere"
+    return f"your force is {kind}, so its slopes are zero; zero is symmetric"
+
+# %% ../../nbs/appendix/exercises_02.ipynb #5a90d7e1
+def _no_swirl(force: Force, points: Tensor) -> str | None:
+    "What keeps a force from breaking J^T Omega J = Omega."
+    slopes = torch.stack([_slopes(force, q) for q in points[:, :2]])
+    broken = max(_defects(force, z)[1] for z in points)
     off = torch.stack([slopes[:, 0, 1], slopes[:, 1, 0]])
     if off.abs().max() < 1e-6:
         return "each component of your force looks at its own coordinate only: let f_1 depend on q_2, and f_2 on q_1 in another way"
@@ -158,7 +133,13 @@ def check_swirl(
     answer: Any,  # a function of q, (..., 2), that returns a force of the same shape
 ) -> bool:
     "Exercise 2: a force with which leapfrog keeps volume but is not symplectic."
-    return verdict(_no_swirl(answer), "det J = 1 and J^T Omega J is not Omega: volume is kept, and there is no energy")
+    points = torch.randn(8, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    try:
+        force = _force(answer)
+        problem = _no_force(force, points) or _no_swirl(force, points)
+    except _NoForce as error:
+        problem = str(error)
+    return verdict(problem, "det J = 1 and J^T Omega J is not Omega: volume is kept, and there is no energy")
 
 # %% ../../nbs/appendix/exercises_02.ipynb #dad86768
 _mistakes: dict[str, Callable[[float], float]] = {
@@ -174,16 +155,10 @@ def _wrong_limit(answer: Any) -> str | None:
     "What is wrong with a limit of the step size, if anything."
     cases, given = (0.5, 1.0, 3.0, 10.0), []
     for w in cases:
-        value, problem = call(answer, w)
+        number, problem = answered(answer, (w,), (), f"for w = {w:g} the step size")
         if problem:
             return problem
-        try:
-            number = float(value)
-        except Exception:
-            return f"your function must return one number, and returned {type(value).__name__}"
-        if not math.isfinite(number):
-            return f"for w = {w:g} your function returned {number}, which is no step size"
-        given.append(number)
+        given.append(number.item())
     close = lambda f, tol: all(math.isclose(g, f(w), rel_tol=tol) for g, w in zip(given, cases, strict=True))
     if close(lambda w: 2 / w, 1e-3):
         return None
