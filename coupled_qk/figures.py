@@ -16,6 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from IPython.display import HTML, Image, display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -93,21 +94,23 @@ def show(
     display(Image(png(fig), format="png", width=round(100 * fig.get_figwidth()), alt=alt))
 
 # %% ../nbs/appendix/figures.ipynb #6f83b1b4
-def _write_numbers(ax: Axes, m: Any, limit: float) -> None:
-    for i, row in enumerate(m):
-        for j, value in enumerate(row):
-            dark = abs(value) > 0.6 * limit
-            ax.text(
-                j,
-                i,
-                f"{round(float(value), 2) + 0.0:.2f}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if dark else "#111827",
-            )
+def _arrays(matrices: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    "The matrices as arrays. Raises ValueError where there are none, or one is no matrix."
+    if not matrices:
+        raise ValueError("matrices must hold at least one matrix, got none")
+    for title, matrix in matrices.items():
+        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
+            kind = f"shape {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else type(matrix).__name__
+            raise ValueError(f"matrices must hold tensors of shape (rows, columns), got {kind} for {title!r}")
+    return {title: m.detach().double().cpu().numpy() for title, m in matrices.items()}
 
 
+def _write_numbers(ax: Axes, m: np.ndarray, limit: float) -> None:
+    for (i, j), value in np.ndenumerate(m):
+        color = "white" if abs(value) > 0.6 * limit else "#111827"
+        ax.text(j, i, f"{round(float(value), 2) + 0.0:.2f}", ha="center", va="center", fontsize=8, color=color)
+
+# %% ../nbs/appendix/figures.ipynb #2f9a61c8
 def heatmaps(
     matrices: Mapping[str, Tensor],  # title -> matrix, (rows, columns)
     alt: str,  # what the picture shows, in words
@@ -116,13 +119,7 @@ def heatmaps(
     size: float = 2.4,  # width of one panel, in inches
 ) -> None:
     "Display matrices side by side on one colour scale that is centred on zero."
-    if not matrices:
-        raise ValueError("matrices must hold at least one matrix, got none")
-    for title, matrix in matrices.items():
-        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-            kind = f"shape {tuple(matrix.shape)}" if isinstance(matrix, Tensor) else type(matrix).__name__
-            raise ValueError(f"matrices must hold tensors of shape (rows, columns), got {kind} for {title!r}")
-    arrays = {title: m.detach().double().cpu().numpy() for title, m in matrices.items()}
+    arrays = _arrays(matrices)
     limit = max(abs(a).max() for a in arrays.values()) or 1.0
     rows = 2 if len(arrays) == 4 else 1
     fig, axes = panels(len(arrays), (size, size + 0.3), list(arrays), rows)

@@ -1,11 +1,13 @@
 """Write what frames each lesson from the one order file, nbs/lessons.toml: header, install cell and footer, and the
 course table of index.ipynb. Running it twice changes nothing. --check only compares."""
 
-import sys, tomllib
+import re, sys, tomllib
 from pathlib import Path
 
 from fastcore.nbio import nb2str, read_nb
 from nbdev.config import get_config
+
+from coupled_qk.files import write_whole
 
 CFG = get_config(Path(__file__).parents[1])
 REPO, BRANCH = CFG.git_url.rstrip("/"), CFG.branch
@@ -20,13 +22,56 @@ if "google.colab" in sys.modules and not importlib.util.find_spec("coupled_qk"):
     %pip install -q git+{REPO}"""
 
 
+KINDS = {"name": str, "title": str, "claim": str, "seconds": int} | dict.fromkeys(
+    ("aims", "needs", "shown", "not_shown", "references"), list
+)
+WORDS = {str: "text", int: "a whole number", list: "a list of texts"}
+
+
 def lessons() -> list[dict]:
-    "The lessons in reading order."
-    return tomllib.loads((CFG.nbs_path / "lessons.toml").read_text(encoding="utf-8"))["lesson"]
+    "The lessons in reading order. Raises ValueError, in one sentence, where the order file is broken."
+    try:
+        found = tomllib.loads((CFG.nbs_path / "lessons.toml").read_text(encoding="utf-8")).get("lesson")
+    except tomllib.TOMLDecodeError as e:
+        raise ValueError(f"it is not TOML: {e}") from None
+    if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
+        raise ValueError("it must hold [[lesson]] entries")
+    names = [str(lesson.get("name", f"number {i}")) for i, lesson in enumerate(found, 1)]
+    for name, lesson in zip(names, found, strict=True):
+        if problem := wrong_kind(lesson) or wrong_name(name, lesson["needs"], names):
+            raise ValueError(f"lesson {name}: {problem}")
+    return found
 
 
-def link(lesson: dict, words: str = "") -> str:
-    return f"[{words or lesson['title']}]({lesson['name']}.ipynb)"
+def wrong_kind(lesson: dict) -> str | None:
+    "Which key of a lesson is missing, unknown or of another kind than it should be, if any."
+    for key, kind in KINDS.items():
+        value = lesson.get(key)
+        if value is None:
+            return f"the key {key!r} is missing"
+        if not isinstance(value, kind) or kind is list and not (value and all(isinstance(x, str) for x in value)):
+            return f"{key!r} must be {WORDS[kind]}, and is {repr(value)[:60]}"
+    unknown = sorted(set(lesson) - {*KINDS, "draft"})
+    return f"no lesson has a key {unknown[0]!r}" if unknown else None
+
+
+def wrong_name(name: str, needs: list[str], names: list[str]) -> str | None:
+    "What is wrong with a lesson's name or with those that it needs, if anything."
+    if names.count(name) > 1:
+        return "its 'name' stands there twice"
+    if not (CFG.nbs_path / f"{name}.ipynb").is_file():
+        return f"its 'name' must be that of a notebook, and there is no nbs/{name}.ipynb"
+    strangers = [need for need in needs if re.fullmatch(r"\d\d_\w+", need) and need not in names]
+    return f"'needs' names {strangers[0]}, which is no lesson" if strangers else None
+
+
+def label(lesson: dict) -> str:
+    "How a lesson is called: number and title."
+    return f"{lesson['name'][:2]} {lesson['title']}"
+
+
+def link(lesson: dict) -> str:
+    return f"[{label(lesson)}]({lesson['name']}.ipynb)"
 
 
 def turn(i: int, all_lessons: list[dict]) -> str:
@@ -46,10 +91,8 @@ def bullets(items: list[str]) -> str:
 
 def header(i: int, all_lessons: list[dict]) -> str:
     lesson, names = all_lessons[i], {x["name"]: x for x in all_lessons}
-    needs = ", ".join(
-        f"chapter {link(names[n], n[:2] + ' ' + names[n]['title'])}" if n in names else n for n in lesson["needs"]
-    )
-    return f"""# {lesson["title"]}
+    needs = [f"chapter {link(names[n])}" if n in names else n for n in lesson["needs"]]
+    return f"""# {label(lesson)}
 
 > {lesson["claim"]}
 
@@ -61,7 +104,8 @@ def header(i: int, all_lessons: list[dict]) -> str:
 
 {bullets(lesson["aims"])}
 
-**You need** {needs}. Symbols and terms are on the [notation page](notation.ipynb).
+**You need** {", and ".join(filter(None, [", ".join(needs[:-1]), needs[-1]]))}. Symbols and terms are on the [notation page](notation.ipynb).
+
 **It takes** about {minutes(lesson["seconds"])} of computing on two CPU cores."""
 
 
@@ -83,7 +127,7 @@ def footer(i: int, all_lessons: list[dict]) -> str:
 
 
 def course(all_lessons: list[dict]) -> str:
-    rows = [f"| {x['name'][:2]} {link(x)} | {x['claim']} | {minutes(x['seconds'])} |" for x in all_lessons]
+    rows = [f"| {link(x)} | {x['claim']} | {minutes(x['seconds'])} |" for x in all_lessons]
     return "\n".join(["| chapter | in a line | computing |", "|---|---|---:|", *rows])
 
 
@@ -109,7 +153,10 @@ def indexed(path: Path, table: str) -> str:
 
 
 def main() -> int | str:
-    all_lessons, wanted = lessons(), {}
+    try:
+        all_lessons, wanted = lessons(), {}
+    except ValueError as e:
+        return f"nbs/lessons.toml cannot be used: {e}"
     for i, lesson in enumerate(all_lessons):
         path = CFG.nbs_path / f"{lesson['name']}.ipynb"
         top = [cell("frame-header", "markdown", header(i, all_lessons)), cell("frame-install", "code", INSTALL)]
@@ -120,7 +167,7 @@ def main() -> int | str:
     if "--check" in sys.argv:
         return f"stale frames in {', '.join(p.name for p in stale)}; run: make frame" if stale else 0
     for p in stale:
-        p.write_text(wanted[p], encoding="utf-8")
+        write_whole(p, wanted[p].encode())
     return 0
 
 
