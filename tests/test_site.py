@@ -1,6 +1,6 @@
-"The built site in a real browser: whole, offline, searchable, dark when asked, and no wider than a telephone."
+"The built site in a real browser: whole, offline, searchable, dark when asked, and no wider than a telephone, where what is too wide scrolls in its box."
 
-import functools, shutil, subprocess, sys, threading
+import functools, html, re, shutil, subprocess, sys, threading, tomllib
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -89,6 +89,14 @@ def test_page(page, base, path):
             width,
         )
         assert wide == [], f"wider than {width} px"
+    page.evaluate(
+        "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )  # the page's observer
+    scrolls = page.locator("main *").evaluate_all(
+        "all => all.map(e => [e, getComputedStyle(e)]).filter(([e, s]) => /auto|scroll/.test(s.overflowX) && "
+        "e.scrollWidth > e.clientWidth).map(([e, s]) => [e.tabIndex, s.backgroundImage, e.outerHTML.slice(0, 120)])"
+    )
+    assert [s for s in scrolls if s[0] != 0 or "gradient" not in s[1]] == [], "scrolls, with no hint or out of reach"
 
 
 def test_links(page, base):
@@ -102,6 +110,30 @@ def test_links(page, base):
     parts = [(path or "index.html", anchor) for path, _, anchor in (h.partition("#") for h in local)]
     dead = [(p, a) for p, a in parts if not (SITE / p).is_file() or a and p in ids and a not in ids[p]]
     assert dead == []
+
+
+def test_code_of_a_lesson_can_be_copied():
+    "Every name that a lesson's page uses is made on that page; only private helpers may be hidden."
+    for lesson in (
+        x for x in tomllib.loads((ROOT / "nbs/lessons.toml").read_text("utf-8"))["lesson"] if not x.get("draft")
+    ):
+        text = (SITE / f"{lesson['name'][3:]}.html").read_text("utf-8")
+        blocks = re.findall(r'<pre class="sourceCode python[^"]*cell-code"><code[^>]*>(.*?)</code>', text, re.S)
+        code = "\n".join(html.unescape(re.sub(r"<[^>]*>", "", block)) for block in blocks)
+        ruff = [
+            sys.executable,
+            "-m",
+            "ruff",
+            "check",
+            "--isolated",
+            "--select",
+            "F821",
+            "--output-format",
+            "concise",
+            "-",
+        ]
+        said = subprocess.run(ruff, input=code, capture_output=True, text=True).stdout
+        assert len(blocks) > 20 and re.findall(r"F821 Undefined name `([^_`]+)`", said) == [], lesson["name"]
 
 
 def test_neighbours(page, base):

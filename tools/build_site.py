@@ -18,6 +18,7 @@ REMOTE = re.compile(
     r'<link rel="stylesheet"\s+href="[^"]*font-awesome[^"]*">|@import url\([^)]*fonts\.googleapis[^)]*\);?'
 )
 COMMA = re.compile(r'(<span class="math inline">[^<]*</span>[.,;:!?)]+)')  # else the comma may begin the next line
+CODE = re.compile(r'(<code class="sourceCode \w+">)(.*?)(</code>)', re.S)
 KNOWN = re.compile("output-file is not read|unknown key format-links|format.*commonmark")  # Quarto's, no harm here
 
 
@@ -43,6 +44,20 @@ def readable(tex: str) -> str:
 
     text = re.sub(r"\\([A-Za-z]+)|\\.", lambda m: command(m) if m[1] else " ", tex)
     return " ".join(re.sub(r"[{}&]", "", text).split())
+
+
+def lines(code: str) -> str:
+    "Each line of highlighted code in a span of its own, as Quarto has it; where it wraps, it hangs (styles.css)."
+    out, still_open = [], ""
+    for line in code.split("\n"):
+        line, tags = still_open + line, []
+        for tag in re.findall(r"<span[^>]*>|</span>", line):
+            tags.append(tag) if tag != "</span>" else tags.pop()
+        still_open = "".join(tags)
+        text = html.unescape(re.sub(r"<[^>]*>", "", line))
+        hang = min(len(text) - len(text.lstrip()) + 2, 12)
+        out.append(f'<span class="line" style="--hang: {hang}ch">{line}{"</span>" * len(tags)}</span>')
+    return "\n".join(out)
 
 
 class NbdevSite(Site):
@@ -89,6 +104,7 @@ class NbdevSite(Site):
             if katex:
                 for name in KATEX:
                     text = text.replace(f"{layout.KATEX}/{name}", rel(home / name, page))
+            text = CODE.sub(lambda m: m[1] + lines(m[2]) + m[3], text)
             text = COMMA.sub(r'<span class="nobreak">\1</span>', text)
             path.write_text(REMOTE.sub("", text), encoding="utf-8")
         for css in self.out.glob("site_libs/themes/**/*.css"):
