@@ -96,6 +96,8 @@ def test_page(page, base, path):
         "all => all.map(e => [e, getComputedStyle(e)]).filter(([e, s]) => /auto|scroll/.test(s.overflowX) && "
         "e.scrollWidth > e.clientWidth).map(([e, s]) => [e.tabIndex, s.backgroundImage, e.outerHTML.slice(0, 120)])"
     )
+    cells = page.locator("main td").evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
+    assert set(cells) <= {"rgba(0, 0, 0, 0)"}, "a cell hides the shadow"
     assert [s for s in scrolls if s[0] != 0 or "gradient" not in s[1]] == [], "scrolls, with no hint or out of reach"
 
 

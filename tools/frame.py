@@ -127,8 +127,9 @@ def footer(i: int, all_lessons: list[dict]) -> str:
 
 
 def course(all_lessons: list[dict]) -> str:
-    rows = [f"| {link(x)} | {x['claim']} | {minutes(x['seconds'])} |" for x in all_lessons]
-    return "\n".join(["| chapter | in a line | computing |", "|---|---|---:|", *rows])
+    time = lambda seconds: minutes(seconds).replace("seconds", "s").replace("minutes", "min")
+    rows = [f"| {link(x)} | {x['claim']} | {time(x['seconds'])} |" for x in all_lessons]
+    return "\n".join(["| chapter | in a line | time |", "|---|---|---:|", *rows])
 
 
 def cell(id: str, kind: str, source: str) -> dict:

@@ -90,13 +90,13 @@ def _unnoticed(G: Tensor) -> str | None:
     if not torch.linalg.cond(G) < 1e6:  # true for nan, too
         return "your matrix has no inverse (or nearly none), so the keys cannot be moved by its inverse"
     eye = torch.eye(2).double()
-    apart = min((G - eye).abs().max(), (G + eye).abs().max())
+    apart = min((G - eye).abs().max().item(), (G + eye).abs().max().item())
     if apart < 1e-4:
         return "plus and minus the identity do not count: they tell nothing about the spring; find another"
     B = torch.linalg.inv(G).T
     q, k = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     before, after = (a @ b.T for a, b in (euler(q, k, torch.neg, 0.3), euler(q @ G.T, k @ B.T, torch.neg, 0.3)))
-    gap = (before - after).abs().max()
+    gap = (before - after).abs().max().item()
     if gap <= min(1e-4, 1e-3 * apart):  # single precision and rounded sines pass, and nothing near the identity does
         return None
     if (G - G.diag().diag()).abs().max() < 1e-6 or (G - G.T).abs().max() < 1e-6:
