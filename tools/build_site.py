@@ -19,6 +19,7 @@ REMOTE = re.compile(
 )
 COMMA = re.compile(r'(<span class="math inline">[^<]*</span>[.,;:!?)]+)')  # else the comma may begin the next line
 CODE = re.compile(r'(<code class="sourceCode \w+">)(.*?)(</code>)', re.S)
+BREAK = re.compile(r'(?<=[\w>]\()(?!\))|(?<=[)\]])(?=<span class="op">\.<)')  # where a line of code had best wrap
 KNOWN = re.compile("output-file is not read|unknown key format-links|format.*commonmark")  # Quarto's, no harm here
 
 
@@ -49,13 +50,13 @@ def readable(tex: str) -> str:
 def lines(code: str) -> str:
     "Each line of highlighted code in a span of its own, as Quarto has it; where it wraps, it hangs (styles.css)."
     out, still_open = [], ""
-    for line in code.split("\n"):
+    for line in BREAK.sub("<wbr>", code).split("\n"):
         line, tags = still_open + line, []
         for tag in re.findall(r"<span[^>]*>|</span>", line):
             tags.append(tag) if tag != "</span>" else tags.pop()
         still_open = "".join(tags)
         text = html.unescape(re.sub(r"<[^>]*>", "", line))
-        hang = min(len(text) - len(text.lstrip()) + 2, 12)
+        hang = min(len(text) - len(text.lstrip()) + 2, 14)
         out.append(f'<span class="line" style="--hang: {hang}ch">{line}{"</span>" * len(tags)}</span>')
     return "\n".join(out)
 
