@@ -7,7 +7,8 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/checks.html.md"""
 # %% auto #0
 __all__ = ['check_sizes', 'check_width', 'check_integer', 'check_steps', 'check_step_size', 'kind', 'check_floats',
            'check_one_shape', 'check_dtype', 'check_heads', 'check_values', 'check_mask', 'check_step',
-           'check_dynamics', 'check_evolves', 'check_ids', 'check_options', 'check_factory', 'check_sampling']
+           'check_dynamics', 'check_evolves', 'check_ids', 'check_options', 'check_factory', 'check_logits',
+           'check_sampling', 'check_token']
 
 # %% ../nbs/appendix/checks.ipynb #965e8a0b
 from collections.abc import Callable
@@ -203,16 +204,33 @@ def check_factory(pre: Callable[[int], Any] | None, named: str) -> None:
         raise ValueError(f"pre was given twice: leave the config's at 'standard' to use your own, got {named!r}")
 
 # %% ../nbs/appendix/checks.ipynb #a1b1a874
-def check_sampling(logits: Tensor, temperature: float, top_k: int | None) -> None:
-    "Raise TypeError or ValueError unless a token can be drawn."
+def check_logits(logits: Tensor) -> None:
+    "Raise TypeError or ValueError unless `logits` are scores of which each row has a largest one."
     check_floats(logits=logits)
-    if logits.ndim != 2:
-        raise ValueError(f"logits must have shape (B, V), got {tuple(logits.shape)}")
-    if not isinstance(temperature, Real):
-        raise TypeError(f"temperature must be a number, got {type(temperature).__name__}")
+    if logits.ndim != 2 or logits.shape[1] == 0:
+        raise ValueError(f"logits must have shape (B, V) with V >= 1, got {tuple(logits.shape)}")
+    for largest in logits.amax(-1).tolist():
+        if not abs(largest) < torch.inf:  # true for nan, too
+            raise ValueError(f"logits must have a finite largest score in each row, got {largest}")
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    "Raise TypeError or ValueError unless tokens can be drawn in this way."
+    for name, value in (("temperature", temperature), ("top_p", 1.0 if top_p is None else top_p)):
+        if not isinstance(value, Real):
+            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not 0 <= temperature < torch.inf:
         raise ValueError(f"temperature must be a finite number, not negative, got {temperature}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be a share of the probability, above 0 and at most 1, got {top_p}")
     if top_k is not None:
         check_integer("top_k", top_k)
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k}")
+
+
+def check_token(name: str, token: int, vocab_size: int) -> None:
+    "Raise TypeError or ValueError unless `token` is one of the vocabulary."
+    check_integer(name, token)
+    if not 0 <= token < vocab_size:
+        raise ValueError(f"{name} must be a token, 0 ... {vocab_size - 1}, got {token}")

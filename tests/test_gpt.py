@@ -1,12 +1,14 @@
 """The GPT hides the future, reads the same with a cache and without, shares weights between variants, and refuses in words."""
 
-import copy, io, math, pickle, shutil
+import copy, io, json, math, os, pickle, shutil
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save as safetensors_bytes
 from test_attention import close, rand, refuses, slow_layer
 from torch import nn
 from torch.nn import functional as F
@@ -14,8 +16,21 @@ from torch.nn import functional as F
 from coupled_qk import integrators
 from coupled_qk.attention import split_heads
 from coupled_qk.coupling import Coupling, QueryMLP
-from coupled_qk.gpt import GPT, GPTConfig, KVCache, n_parameters, presets, sample, variants
-from coupled_qk.integrators import PotentialForce, leapfrog
+from coupled_qk.gpt import (
+    GPT,
+    GPTConfig,
+    KVCache,
+    config_from_dict,
+    config_to_dict,
+    load_model,
+    n_parameters,
+    next_probabilities,
+    presets,
+    sample,
+    save_model,
+    variants,
+)
+from coupled_qk.integrators import PotentialForce, leapfrog, leapfrog_dkd, symplectic_euler
 
 VARIANTS = list(variants)
 every_variant = pytest.mark.parametrize("pre", VARIANTS)
@@ -174,13 +189,68 @@ def test_writing_does_not_train():
     assert model.generate(IDS[:0, :2], 3).shape == (0, 5)
 
 
-def test_sample_follows_the_softmax():
-    "Of 40,000 draws each token's share lies within four standard errors, for each temperature and top_k."
+def by_the_book(logits, temperature, top_k, top_p):
+    "The distribution of one row, token by token: temperature, then the k best, then the nucleus."
+    chances = {i: math.exp(z / temperature) for i, z in enumerate(logits)}
+    best = sorted(chances, key=lambda i: -chances[i])[:top_k]
+    total, kept, seen = sum(chances[i] for i in best), [], 0.0
+    for i in best:
+        if seen >= (top_p or 1.0):
+            break
+        kept.append(i)
+        seen += chances[i] / total
+    total = sum(chances[i] for i in kept)
+    return torch.tensor([chances[i] / total if i in kept else 0.0 for i in range(len(logits))])
+
+
+CHOICES = [
+    (1.0, None, None),
+    (0.5, None, None),
+    (2.0, 3, None),
+    (100.0, 2, None),
+    (1.0, None, 0.5),
+    (1.0, None, 0.9),
+    (3.0, None, 0.7),
+    (1.0, 3, 0.8),
+    (1.0, 1, 0.9),
+    (1.0, 99, 1.0),
+    (1.0, None, 1e-9),
+]
+
+
+@pytest.mark.parametrize("temperature,top_k,top_p", CHOICES)
+def test_probabilities_by_the_book(temperature, top_k, top_p):
+    logits = 3 * rand(6, 9, dtype=torch.float32)
+    found = next_probabilities(logits, temperature, top_k, top_p)
+    for row, p in zip(logits, found, strict=True):
+        expected = by_the_book(row.tolist(), temperature, top_k, top_p)
+        close(p, expected, 1e-5)  # a softmax in single precision
+        assert torch.equal(p > 0, expected > 0)
+
+
+@pytest.mark.parametrize("temperature,top_k,top_p", CHOICES[:-1])
+def test_sample_follows_its_probabilities(temperature, top_k, top_p):
+    "Of 40,000 draws each token's share lies within four standard errors."
     logits, n, g = torch.tensor([[2.0, 1.0, 0.0, -1.0]]), 40_000, torch.Generator().manual_seed(0)
-    for temperature, top_k in ((1.0, None), (0.5, None), (2.0, 3), (100.0, 2)):
-        p = (logits / temperature).masked_fill(torch.arange(4) >= (top_k or 4), -math.inf).softmax(-1)[0]
-        share = sample(logits.expand(n, 4), temperature, top_k, g).flatten().bincount(minlength=4) / n
-        assert ((share - p).abs() <= 4 * (p * (1 - p) / n).sqrt()).all(), (temperature, top_k)
+    p = next_probabilities(logits, temperature, top_k, top_p)[0]
+    share = sample(logits.expand(n, 4), temperature, top_k, top_p, g).flatten().bincount(minlength=4) / n
+    assert ((share - p).abs() <= 4 * (p * (1 - p) / n).sqrt()).all()
+
+
+def test_a_nucleus_is_never_empty_and_never_more_than_needed():
+    "Also of a thousand equal tokens, and in half precision."
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for p, kept in ((1e-6, 1), (0.25, 250), (0.5, 500), (1.0, 1000)):
+            found = (next_probabilities(torch.zeros(2, 1000, dtype=dtype), top_p=p) > 0).sum(-1)
+            assert ((found - kept).abs() <= (p < 1)).all(), (dtype, p)  # sums of a thousand shares round
+
+
+@pytest.mark.parametrize("logits", [[0.0, -math.inf, 1.0], [-1e4, 0.0, 1e4], [3e38, 0.0, -3e38]])
+@pytest.mark.parametrize("temperature", [1e-12, 1e-8, 1.0, 1e8])
+def test_extreme_scores_give_probabilities(logits, temperature):
+    p = next_probabilities(torch.tensor([logits]), temperature, 3, 0.999)
+    assert p.isfinite().all()
+    close(p.sum(), torch.tensor(1.0), 1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45])
@@ -193,6 +263,63 @@ def test_top_k_is_never_more_than_k():
     "Also where scores are equal, which in half precision they often are."
     draws = sample(torch.zeros(500, 5), top_k=2, generator=torch.Generator().manual_seed(0))
     assert len(draws.unique()) == 2
+
+
+@pytest.mark.parametrize("slide", [False, True])
+def test_a_stream_is_what_generate_writes(slide):
+    model, how = awake("euler", torch.float32), dict(temperature=2.0, top_k=9, top_p=0.9, seed=4, slide=slide)
+    tokens = list(model.stream(IDS[:, :3], 9, **how))
+    assert {t.shape for t in tokens} == {(2, 1)} and {t.dtype for t in tokens} == {torch.int64}
+    assert torch.equal(torch.cat([IDS[:, :3], *tokens], 1), model.generate(IDS[:, :3], 9, **how))
+
+
+def test_a_stream_writes_as_it_is_asked():
+    "Nothing is read before the first token is wanted, and one token more for each of the others."
+    model, read = awake(), []
+    model.embed.register_forward_hook(lambda module, args, out: read.append(args[0].shape[1]))
+    stream = model.stream(IDS[:, :3], 5)
+    assert read == []
+    next(stream), next(stream)
+    assert read == [3, 1]
+
+
+def test_a_stream_leaves_the_world_alone():
+    "Between tokens gradients are on, and what is done to a token, or drawn elsewhere, does not change the next."
+    model = awake("euler")
+    model.requires_grad_(True)
+    tokens, others = [], model.stream(IDS[:, :3], 6, seed=8)
+    for token in model.stream(IDS[:, :3], 6, 2.0, seed=5):
+        tokens.append(token.clone())
+        assert torch.is_grad_enabled() and not token.requires_grad
+        torch.rand(3), next(others)
+        token.fill_(0)
+    assert torch.equal(torch.cat([IDS[:, :3], *tokens], 1), model.generate(IDS[:, :3], 6, 2.0, seed=5))
+
+
+@pytest.mark.parametrize("slide", [False, True])
+def test_stop(slide):
+    "Each row ends with its first stop token, is filled with it, and all end when the last has."
+    model, prompt = awake("leapfrog"), IDS[:, :2]
+    free = model.generate(prompt, 10, 3.0, seed=1, slide=slide)
+    ends = {}
+    for stop in range(17):
+        text = model.generate(prompt, 10, 3.0, stop=stop, seed=1, slide=slide)
+        assert torch.equal(text[:, :2], prompt)
+        for row in text[:, 2:].tolist():
+            if stop in row:
+                assert set(row[row.index(stop) :]) == {stop}
+        unstopped = (text[:, 2:] != stop).all(1)
+        last = max(row.index(stop) if stop in row else 9 for row in text[:, 2:].tolist())
+        assert text.shape[1] == 2 + last + 1 and (text.shape[1] == 12 or not unstopped.any())
+        ends[stop] = text.shape[1]
+        first = min(row.index(stop) if stop in row else 9 for row in text[:, 2:].tolist())
+        assert torch.equal(text[:, : 3 + first], free[:, : 3 + first])  # until then it is the text without a stop
+    assert len(set(ends.values())) > 1  # some ended early, some did not
+
+
+def test_a_stop_in_the_prompt_does_not_count():
+    model = awake()
+    assert model.generate(IDS[:, :4], 5, stop=IDS[0, 3].item()).shape[1] > 4
 
 
 # -- weights
@@ -365,6 +492,320 @@ def test_displacements_of_a_compiled_model(parts):
     assert model.displacements(IDS) == expected
 
 
+# -- shared keys
+
+
+def grouped(n_kv_heads, **options):
+    "A coupling with a strong step, and q and k for four query heads."
+    torch.manual_seed(0)
+    q, k = rand(2, 4, 5, 6, seed=1), rand(2, n_kv_heads, 5, 6, seed=2)
+    return Coupling(6, dt=0.7, **options).double().requires_grad_(False), q, k
+
+
+def backwards(coupling):
+    back = copy.deepcopy(coupling)
+    back.dt.neg_()
+    return back
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("step", [leapfrog, leapfrog_dkd])
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+def test_reversible_with_shared_keys(n_kv_heads, step, n):
+    coupling, q, k = grouped(n_kv_heads, step=step, n=n)
+    moved = coupling(q, k)
+    assert (moved[0] - q).abs().max() > 0.1 and (moved[1] - k).abs().max() > 0.1
+    close(backwards(coupling)(*moved), (q, k), 1e-12)
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+def test_euler_is_not_reversible(n_kv_heads):
+    coupling, q, k = grouped(n_kv_heads)
+    assert (backwards(coupling)(*coupling(q, k))[1] - k).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("step", [symplectic_euler, leapfrog, leapfrog_dkd])
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+def test_volume_with_shared_keys(n_kv_heads, step):
+    "det J = 1: of all queries and keys of a token, and of the means of the queries with their keys."
+    coupling, q, k = grouped(n_kv_heads, step=step)
+    q, k = q[:1, :, :1], k[:1, :, :1]  # one token: each moves by itself
+    spread = q.unflatten(1, (n_kv_heads, -1)) - q.unflatten(1, (n_kv_heads, -1)).mean(2, keepdim=True)
+
+    def whole(flat):
+        moved = coupling(flat[: q.numel()].view_as(q), flat[q.numel() :].view_as(k))
+        return torch.cat([t.flatten() for t in moved])
+
+    def means(flat):
+        mean, key = flat.view(2, *k.shape)
+        moved, key = coupling((mean.unsqueeze(2) + spread).flatten(1, 2), key)
+        return torch.cat([moved.unflatten(1, (n_kv_heads, -1)).mean(2).flatten(), key.flatten()])
+
+    one = torch.tensor(1.0, dtype=torch.float64)
+    mean = q.unflatten(1, (n_kv_heads, -1)).mean(2)
+    for system, point in (
+        (whole, torch.cat([q.flatten(), k.flatten()])),
+        (means, torch.cat([mean.flatten(), k.flatten()])),
+    ):
+        close(torch.linalg.det(torch.func.jacrev(system)(point)), one, 1e-10)  # a product of some ten factors
+
+
+def test_euler_does_not_keep_volume():
+    coupling, q, k = grouped(2)
+    whole = lambda flat: torch.cat(
+        [t.flatten() for t in coupling(flat[:24].view(1, 4, 1, 6), flat[24:].view(1, 2, 1, 6))]
+    )
+    det = torch.linalg.det(torch.func.jacrev(whole)(torch.cat([q[:1, :, :1].flatten(), k[:1, :, :1].flatten()])))
+    assert abs(det - 1) > 1e-3
+
+
+@every_variant
+@torch.no_grad()
+def test_one_query_a_key_is_the_ordinary_model(pre):
+    close(awake(pre, n_kv_heads=4)(IDS), awake(pre, n_kv_heads=None)(IDS), 0)
+
+
+@every_variant
+@torch.no_grad()
+def test_equal_queries_share_a_key_as_if_each_had_its_own(pre):
+    "Two heads with one query move as their mean does, so sharing their key and value changes nothing."
+    shared, own = awake(pre, n_kv_heads=2), awake(pre, n_kv_heads=4)
+    few, many = shared.state_dict(), own.state_dict()
+    for name, w in few.items():
+        if "q_proj" in name:  # the queries of heads 0 and 2, each twice
+            w.copy_(w.unflatten(0, (2, 2, 4))[:, :1].expand(2, 2, 4, 16).flatten(0, 2))
+        many[name] = w.unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1) if w.shape == (8, 16) else w
+    own.load_state_dict(many)
+    close(shared(IDS), own(IDS), 1e-12)
+    assert (awake(pre, n_kv_heads=2)(IDS) - shared(IDS)).abs().max() > 0.1  # and not for other queries
+
+
+# -- saved models
+
+
+def saved(tmp_path, model=None, **options):
+    return save_model(tmp_path / "runs" / "best", model or awake(**options))
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_saved_and_loaded(tmp_path, pre, dtype):
+    model = awake(pre, dtype)
+    folder, state = saved(tmp_path, model), torch.get_rng_state()
+    twin = load_model(folder).requires_grad_(False)  # the same kernel, and so the same rounding, as the model
+    assert torch.equal(state, torch.get_rng_state())
+    assert twin.config == model.config
+    close(dict(twin.state_dict()), dict(model.state_dict()), 0)
+    close(twin(IDS), model(IDS), 0)
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]  # nothing is left over
+
+
+def test_a_saved_configuration_is_readable_and_whole(tmp_path):
+    model = GPT(config(pre="rk4", pre_options={"n": 2, "dt": 0.05}))
+    text = (saved(tmp_path, model) / "config.json").read_text()
+    assert text.endswith("}\n") and '"pre": "rk4"' in text
+    assert config_from_dict(json.loads(text)) == model.config == config_from_dict(config_to_dict(model.config))
+
+
+@pytest.mark.parametrize("name", presets)
+def test_presets_survive_json(name):
+    assert config_from_dict(json.loads(json.dumps(config_to_dict(presets[name])))) == presets[name]
+
+
+def test_what_a_configuration_leaves_out_keeps_its_default():
+    assert config_from_dict({"pre": "euler"}) == GPTConfig(pre="euler") and config_from_dict({}) == GPTConfig()
+
+
+class Still(nn.Module):
+    "A pre-score module without weights."
+
+    def __init__(self, d):
+        super().__init__()
+
+    def forward(self, q, k):
+        return q, k
+
+
+class Counting(Scale):
+    "A pre-score module with a buffer of whole numbers."
+
+    def __init__(self, d):
+        super().__init__(d)
+        self.register_buffer("calls", torch.tensor(3))
+
+
+@pytest.mark.parametrize("pre", [Scale, Still, Counting, lambda d: [Still(d), Coupling(d, leapfrog)]])
+def test_saved_and_loaded_with_modules_of_ones_own(tmp_path, pre):
+    model = GPT(config(), pre).to(torch.float64)
+    folder = saved(tmp_path, model)
+    twin = load_model(folder, pre)
+    close(dict(twin.state_dict()), dict(model.state_dict()), 0)
+    close(twin(IDS), model(IDS), 0)
+    refuses(lambda: load_model(folder), type(model.blocks[0].attn.pre[0]).__name__, "`pre`")
+    refuses(lambda: load_model(folder, QueryMLP), "QueryMLP", "`pre`")
+
+
+def test_saved_and_loaded_with_a_shared_module(tmp_path):
+    one, other = Coupling(4), Coupling(4)
+    model = GPT(config(), pre=lambda d: one)
+    twin = load_model(saved(tmp_path, model), pre=lambda d: other)
+    close(twin(IDS), model(IDS), 0)
+    assert n_parameters(twin) == n_parameters(model)
+
+
+def test_saving_again_replaces(tmp_path):
+    folder = saved(tmp_path, pre="euler")
+    model = awake("leapfrog", n_kv_heads=1)
+    save_model(folder, model)
+    close(load_model(str(folder))(IDS), model(IDS), 0)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_failed_write_leaves_the_older_model(tmp_path, monkeypatch, file):
+    "The disk is full at either file, for another model of the same shape: what was there still loads, or says why not."
+    old = awake("euler")
+    folder = saved(tmp_path, old)
+    real = os.replace
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: real(a, b) if not str(b).endswith(file) else (_ for _ in ()).throw(OSError("full"))
+    )
+    new = awake("euler")
+    new.norm.weight.mul_(2)
+    with pytest.raises(OSError, match="full"):
+        save_model(folder, new)
+    monkeypatch.undo()
+    close(load_model(folder)(IDS), (new if file == "config.json" else old)(IDS), 0)
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def spoil(folder, what):
+    "Damage a saved model."
+    weights, settings = folder / "model.safetensors", folder / "config.json"
+    whole, text = weights.read_bytes(), settings.read_text()
+    other = lambda **options: save_model(folder / "other", awake(**options))
+    match what:
+        case "truncated":
+            weights.write_bytes(whole[: len(whole) // 2])
+        case "without its last byte":
+            weights.write_bytes(whole[:-1])
+        case "empty":
+            weights.write_bytes(b"")
+        case "a pickle":
+            weights.write_bytes(pickle.dumps(Bomb()))
+        case "a torch file":
+            torch.save({"embed.weight": Bomb()}, weights)
+        case "foreign":
+            weights.write_bytes(safetensors_bytes({"weight": torch.ones(2)}))
+        case "a checkpoint":
+            weights.write_bytes(
+                safetensors_bytes({"a": torch.ones(2)}, {"coupled_qk": "checkpoint", "step": "1", "info": "{}"})
+            )
+        case "of another shape":
+            shutil.copy(other(d_ff=32) / "model.safetensors", weights)
+        case "of another variant":
+            shutil.copy(other(pre="leapfrog") / "model.safetensors", weights)
+        case "edited configuration":
+            settings.write_text(text.replace('"euler"', '"leapfrog"'))
+        case "unknown key":
+            settings.write_text(text.replace('"pre"', '"dropout": 0.1, "pre"'))
+        case "value of the wrong kind":
+            settings.write_text(text.replace('"n_layers": 2', '"n_layers": "2"'))
+        case "truncated configuration":
+            settings.write_text(text[:-20])
+        case "configuration in binary":
+            settings.write_bytes(b"\xff\xfe\xfa\x00\x01")
+        case "configuration of a list":
+            settings.write_text("[1, 2]")
+        case "nested configuration":
+            settings.write_text("[" * 100_000)
+
+
+SPOILT = {
+    "truncated": ("model.safetensors", "not a whole safetensors file"),
+    "without its last byte": ("model.safetensors", "not a whole safetensors file"),
+    "empty": ("model.safetensors", "not a whole safetensors file"),
+    "a pickle": ("model.safetensors", "not a whole safetensors file"),
+    "a torch file": ("model.safetensors", "not a whole safetensors file"),
+    "foreign": ("model.safetensors", "save_model"),
+    "a checkpoint": ("model.safetensors", "save_model"),
+    "of another shape": ("config.json", "saved with"),
+    "of another variant": ("config.json", "saved with"),
+    "edited configuration": ("config.json", "saved with"),
+    "unknown key": ("config.json", "'dropout'", "d_model"),
+    "value of the wrong kind": ("config.json", "n_layers", "'2'"),
+    "truncated configuration": ("config.json", "does not hold a configuration"),
+    "configuration in binary": ("config.json", "does not hold a configuration"),
+    "configuration of a list": ("config.json", "dict", "list"),
+    "nested configuration": ("config.json", "does not hold a configuration"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_spoilt_models(tmp_path, what):
+    folder = saved(tmp_path, pre="euler")
+    spoil(folder, what)
+    refuses(lambda: load_model(folder), *SPOILT[what])
+
+
+def rewritten(folder, change):
+    "A model's file whose tensors were changed, with the same notes beside them."
+    with safe_open(folder / "model.safetensors", framework="pt") as f:
+        meta, tensors = f.metadata(), {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+    change(tensors)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, meta))
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (lambda t: t.pop("norm.weight"), ("norm.weight is nothing", "(16,)")),
+        (lambda t: t.pop("embed.weight"), ("embed.weight is nothing", "(17, 16)")),
+        (lambda t: t.update(extra=torch.ones(1)), ("extra is (1,)", "expected nothing")),
+        (lambda t: t.update({"norm.weight": torch.ones(15).double()}), ("norm.weight is (15,)", "(16,)")),
+        (lambda t: t.update({"norm.weight": torch.ones(1, 16).double()}), ("norm.weight is (1, 16)", "(16,)")),
+        (lambda t: t.update({"norm.weight": torch.ones(16)}), ("norm.weight", "float32", "float64")),
+        (lambda t: t.update({"norm.weight": torch.ones(16).long()}), ("norm.weight", "int64", "float64")),
+        (lambda t: t.update({"embed.weight": torch.ones(17, 16).long()}), ("embed.weight", "int64", "float64")),
+    ],
+)
+def test_weights_that_do_not_fit(tmp_path, change, words):
+    folder = saved(tmp_path, pre="euler")
+    rewritten(folder, change)
+    refuses(lambda: load_model(folder), "model.safetensors", "does not fit", *words)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "both", "folder"])
+def test_missing_files(tmp_path, file):
+    folder = saved(tmp_path)
+    if file == "both":  # a folder of another library
+        (folder / "config.json").unlink(), (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    elif file == "folder":
+        shutil.rmtree(folder)
+    else:
+        (folder / file).unlink()
+    with pytest.raises(FileNotFoundError, match="is not there: a saved model is"):
+        load_model(folder)
+
+
+def test_a_folder_in_a_file_s_place(tmp_path):
+    folder = saved(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(FileNotFoundError, match="model.safetensors is not there"):
+        load_model(folder)
+
+
+def mixed():
+    model = awake("euler", torch.float32)
+    model.norm.double()
+    return model
+
+
 # -- half precision, copies, compilation
 
 
@@ -506,9 +947,14 @@ BAD = {
     "prompt rank": (lambda: MODEL.generate(IDS[0], 2), "prompt", "(B, T)", "(12,)"),
     "prompt as text": (lambda: MODEL.generate("abc", 2), "prompt", "int64", "str"),
     "prompt above": (lambda: MODEL.generate(IDS[:, :3] + 17, 2), "prompt", "16", "30"),
-    "n of tokens = 0": (lambda: MODEL.generate(IDS[:, :3], 0), "n, the number of tokens", "at least 1", "0"),
-    "n of tokens < 0": (lambda: MODEL.generate(IDS[:, :3], -2), "n, the number of tokens", "at least 1", "-2"),
-    "n of tokens = 1.5": (lambda: MODEL.generate(IDS[:, :3], 1.5), "n, the number of tokens", "integer", "float"),
+    "n of tokens = 0": (lambda: MODEL.generate(IDS[:, :3], 0), "n, the number of tokens", "positive integer", "0"),
+    "n of tokens < 0": (lambda: MODEL.generate(IDS[:, :3], -2), "n, the number of tokens", "positive integer", "-2"),
+    "n of tokens = 1.5": (
+        lambda: MODEL.generate(IDS[:, :3], 1.5),
+        "n, the number of tokens",
+        "positive integer",
+        "1.5",
+    ),
     "temperature < 0": (lambda: MODEL.generate(IDS[:, :3], 2, -1.0), "temperature", "negative", "-1"),
     "temperature nan": (lambda: MODEL.generate(IDS[:, :3], 2, math.nan), "temperature", "nan"),
     "temperature infinite": (lambda: MODEL.generate(IDS[:, :3], 2, math.inf, 2), "temperature", "inf"),
@@ -516,9 +962,30 @@ BAD = {
     "top_k = 0": (lambda: MODEL.generate(IDS[:, :3], 2, top_k=0), "top_k", "at least 1", "0"),
     "top_k = 1.5": (lambda: sample(LOGITS, top_k=1.5), "top_k", "integer", "float"),
     "seed of draws": (lambda: MODEL.generate(IDS[:, :3], 2, seed=None), "seed", "integer", "NoneType"),
+    "unknown name in a configuration": (lambda: config_from_dict({"layers": 2}), "'layers'", "n_layers"),
+    "configuration as text": (lambda: config_from_dict("tiny"), "configuration", "dict", "str"),
+    "saving another module": (lambda: save_model("never", nn.Linear(2, 2)), "model", "GPT", "Linear"),
+    "saving mixed precision": (lambda: save_model("never", mixed()), "one dtype", "float32", "float64"),
     "logits rank": (lambda: sample(LOGITS[0], top_k=2), "logits", "(B, V)", "(5,)"),
     "logits of all positions": (lambda: sample(LOGITS[None]), "logits", "(B, V)", "(1, 2, 5)"),
-    "logits nan": (lambda: sample(LOGITS * math.nan), "logits", "nan"),
+    "logits nan": (lambda: sample(LOGITS * math.nan), "logits", "finite", "nan"),
+    "one nan": (lambda: sample(LOGITS.index_fill(1, torch.tensor(2), math.nan)), "logits", "finite", "nan"),
+    "logits infinite": (lambda: sample(LOGITS.index_fill(1, torch.tensor(2), math.inf)), "logits", "finite", "inf"),
+    "no token possible": (lambda: sample(LOGITS - math.inf, top_p=0.5), "logits", "finite", "-inf"),
+    "logits of nothing": (lambda: sample(LOGITS[:, :0]), "logits", "V >= 1", "(2, 0)"),
+    "logits of integers": (lambda: sample(LOGITS.long()), "logits", "floating", "int64"),
+    "logits as list": (lambda: next_probabilities([[0.0]]), "logits", "floating", "list"),
+    "top_p = 0": (lambda: sample(LOGITS, top_p=0), "top_p", "above 0", "0"),
+    "top_p > 1": (lambda: MODEL.stream(IDS[:, :3], 2, top_p=1.1), "top_p", "at most 1", "1.1"),
+    "top_p in per cent": (lambda: MODEL.stream(IDS[:, :3], 2, top_p=90), "top_p", "at most 1", "90"),
+    "top_p nan": (lambda: sample(LOGITS, top_p=math.nan), "top_p", "nan"),
+    "top_p as text": (lambda: sample(LOGITS, top_p="0.9"), "top_p", "number", "str"),
+    "stop above": (lambda: MODEL.stream(IDS[:, :3], 2, stop=17), "stop", "0 ... 16", "17"),
+    "stop below": (lambda: MODEL.stream(IDS[:, :3], 2, stop=-1), "stop", "0 ... 16", "-1"),
+    "stop as text": (lambda: MODEL.generate(IDS[:, :3], 2, stop="."), "stop", "integer", "str"),
+    "stream too long": (lambda: MODEL.stream(IDS, 1), "context", "12", "13", "slide"),
+    "stream of no prompt": (lambda: MODEL.stream(None, 1), "prompt", "int64", "NoneType"),
+    "seed of a stream": (lambda: MODEL.stream(IDS[:, :3], 1, seed="a"), "seed", "integer", "str"),
     "cache too small": (lambda: read(IDS[:, :4], KVCache(3)), "context", "3", "4"),
     "cache of nothing": (lambda: KVCache(0), "context", "positive integer", "0"),
     "cache of another batch": (lambda: after(IDS[:1, :2], IDS[:, :2]), "cache", "1", "2"),
