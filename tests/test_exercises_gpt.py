@@ -244,7 +244,7 @@ def test_count_accepts(capsys, count):
         ("without coupling", lambda V, D, L, H, F: V * D + L * (4 * D * D + 3 * D * F + 2 * D) + D),
         ("step size", lambda V, D, L, H, F: formula(V, D, L, H, F) - L),
         ("has biases", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * 2 * D // H),
-        ("for each head", lambda V, D, L, H, F: formula(V, D, L, H, F) + L * (H - 1) * 2 * ((D // H) ** 2 + D // H)),
+        ("share one force", lambda V, D, L, H, F: formula(V, D, L, H, F) + L * (H - 1) * 2 * ((D // H) ** 2 + D // H)),
         ("three matrices", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * D * F),
         ("four matrices", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * D * D),
         ("d = D/H", lambda V, D, L, H, F: formula(V, D, L, 1, F)),

@@ -146,47 +146,40 @@ def check_nucleus(
             return verdict(problem, "")
     return verdict(None, "the fewest tokens that together are at least p; never none")
 
-# %% ../../nbs/appendix/exercises_04.ipynb #4408a1f8
-def _count(
-    V: int, D: int, L: int, H: int, F: int, *, read_out: int = 0, norms: int = 2, force: int | None = None
-) -> int:
+# %% ../../nbs/appendix/exercises_04.ipynb #6251013a
+def _force(D: int, H: int) -> int:
+    "The parameters of one force: two layers of width d, with biases."
+    return 2 * ((D // H) ** 2 + D // H)
+
+
+def _count(V: int, D: int, L: int, H: int, F: int) -> int:
     "The parameters of a coupled GPT."
-    d = D // H
-    coupling = 2 * (d * d + d) + 1 if force is None else force
-    return V * D + L * (4 * D * D + 3 * D * F + norms * D + coupling) + (D if norms else 0) + read_out
+    return V * D + L * (4 * D * D + 3 * D * F + 2 * D + _force(D, H) + 1) + D
+
+# %% ../../nbs/appendix/exercises_04.ipynb #64cff7df
+_slips: dict[str, Callable[[int, int, int, int, int], int]] = {
+    "that counts a read-out of its own; it is the embedding's matrix": lambda V, D, L, H, F: V * D,
+    "the gains of the norms are missing, two in a block and one after the last": lambda V, D, L, H, F: -(2 * L + 1) * D,
+    "the gain of the last norm is missing": lambda V, D, L, H, F: -D,
+    "that is the model without coupling": lambda V, D, L, H, F: -L * (_force(D, H) + 1),
+    "the step size is missing, one number in each layer": lambda V, D, L, H, F: -L,
+    "the force has biases, d in each of its two layers": lambda V, D, L, H, F: -L * 2 * (D // H),
+    "the heads of a layer share one force": lambda V, D, L, H, F: L * (H - 1) * _force(D, H),
+    "the force works on heads, of width d = D/H": lambda V, D, L, H, F: L * (_force(D, 1) - _force(D, H)),
+    "the feed-forward network has three matrices: gate, up and down": lambda V, D, L, H, F: -L * D * F,
+    "attention has four matrices: for q, k, v and the one that mixes the heads": lambda V, D, L, H, F: -L * D * D,
+}
 
 
+def _with(slip: Callable[..., int]) -> Callable[..., int]:
+    return lambda *sizes: _count(*sizes) + slip(*sizes)
+
+# %% ../../nbs/appendix/exercises_04.ipynb #fa511467
 def check_count(
     answer: Any,  # a function of V, D, L, H and F
 ) -> bool:
     "Exercise 3: the number of parameters of a coupled GPT."
-    mistakes: dict[str, Callable[..., float]] = {
-        "that counts a read-out of its own; it is the embedding's matrix, and was counted there": lambda V, D, L, H, F: (
-            _count(V, D, L, H, F, read_out=V * D)
-        ),
-        "the gains of the norms are missing: two norms in each block, and one after the last": lambda V, D, L, H, F: (
-            _count(V, D, L, H, F, norms=0)
-        ),
-        "the gain of the last norm is missing": lambda V, D, L, H, F: _count(V, D, L, H, F) - D,
-        "that is the model without coupling": lambda V, D, L, H, F: _count(V, D, L, H, F, force=0),
-        "the step size is missing, one number in each layer": lambda V, D, L, H, F: _count(V, D, L, H, F) - L,
-        "the force has biases, one for each of its d outputs, in both of its layers": lambda V, D, L, H, F: _count(
-            V, D, L, H, F, force=2 * (D // H) ** 2 + 1
-        ),
-        "that has a force for each head; the heads of a layer share one": lambda V, D, L, H, F: (
-            _count(V, D, L, H, F) + L * (H - 1) * 2 * ((D // H) ** 2 + D // H)
-        ),
-        "the feed-forward network has three matrices: gate, up and down": lambda V, D, L, H, F: (
-            _count(V, D, L, H, F) - L * D * F
-        ),
-        "attention has four matrices: for q, k, v and the one that mixes the heads": lambda V, D, L, H, F: (
-            _count(V, D, L, H, F) - L * D * D
-        ),
-        "the force works on heads, of width d = D/H": lambda V, D, L, H, F: _count(
-            V, D, L, H, F, force=2 * (D * D + D) + 1
-        ),
-    }
     cases = [(17, 16, 2, 4, 24), (256, 128, 4, 2, 344), (50_257, 512, 8, 8, 2048)]
+    mistakes: dict[str, Callable[..., float]] = {words: _with(slip) for words, slip in _slips.items()}
     problem = _compare(answer, _count, mistakes, cases, "VDLHF")
-    largest = _count(*cases[-1])
-    return verdict(problem, f"at the size of the paper's 60M that makes {largest:,}")
+    return verdict(problem, f"at the size of the paper's 60M that makes {_count(*cases[-1]):,}")
