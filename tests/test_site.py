@@ -114,12 +114,25 @@ def test_links(page, base):
     assert dead == []
 
 
+def finished():
+    "The name and the page of each lesson that is no draft."
+    for lesson in tomllib.loads((ROOT / "nbs/lessons.toml").read_text("utf-8"))["lesson"]:
+        if not lesson.get("draft"):
+            yield lesson["name"], (SITE / f"{lesson['name'][3:]}.html").read_text("utf-8")
+
+
+def test_voices_are_boxes():
+    "Each quotation that opens with the name of a voice is a callout on the page."
+    for name, text in finished():
+        notebook = (ROOT / f"nbs/{name}.ipynb").read_text("utf-8")
+        for voice in ("The paper says", "We chose", "We measured"):
+            boxes = len(re.findall(rf"callout-title-container[^>]*>\s*(?:<[^>]*>)*{voice}<", text))
+            assert boxes == notebook.count(f"> **{voice}**"), (name, voice)
+
+
 def test_code_of_a_lesson_can_be_copied():
     "Every name that a lesson's page uses is made on that page; only private helpers may be hidden."
-    for lesson in (
-        x for x in tomllib.loads((ROOT / "nbs/lessons.toml").read_text("utf-8"))["lesson"] if not x.get("draft")
-    ):
-        text = (SITE / f"{lesson['name'][3:]}.html").read_text("utf-8")
+    for name, text in finished():
         blocks = re.findall(r'<pre class="sourceCode python[^"]*cell-code"><code[^>]*>(.*?)</code>', text, re.S)
         code = "\n".join(html.unescape(re.sub(r"<[^>]*>", "", block)) for block in blocks)
         ruff = [
@@ -135,7 +148,7 @@ def test_code_of_a_lesson_can_be_copied():
             "-",
         ]
         said = subprocess.run(ruff, input=code, capture_output=True, text=True).stdout
-        assert len(blocks) > 20 and re.findall(r"F821 Undefined name `([^_`]+)`", said) == [], lesson["name"]
+        assert len(blocks) > 20 and re.findall(r"F821 Undefined name `([^_`]+)`", said) == [], name
 
 
 def test_neighbours(page, base):
