@@ -36,6 +36,7 @@ from coupled_qk.checks import (
     check_sizes,
     check_token,
 )
+from .controls import Drift, Nudge, controls
 from .coupling import Coupling, QueryMLP, displacement
 from .files import write_whole
 from .integrators import euler, leapfrog, leapfrog_dkd, rk4, symplectic_euler
@@ -67,6 +68,8 @@ variants: dict[str, Callable[..., nn.Module] | None] = {
     "leapfrog_dkd": partial(Coupling, step=leapfrog_dkd),
     "rk4": partial(Coupling, step=rk4),
     "query_mlp": QueryMLP,
+    "drift": Drift,
+    **{name: partial(Nudge, **moves) for name, moves in controls.items()},
 }
 scores: dict[str, Callable[..., Softmax]] = {"softmax": Softmax}
 
