@@ -6,9 +6,9 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/checks.html.md"""
 
 # %% auto #0
 __all__ = ['check_sizes', 'check_width', 'check_integer', 'check_steps', 'check_step_size', 'kind', 'check_floats',
-           'check_one_shape', 'check_dtype', 'check_heads', 'check_values', 'check_mask', 'check_step',
-           'check_dynamics', 'check_evolves', 'check_ids', 'check_options', 'check_factory', 'check_logits',
-           'check_sampling', 'check_token']
+           'check_one_shape', 'check_dtype', 'check_heads', 'check_values', 'check_mask', 'check_step', 'checked_force',
+           'check_position', 'check_dynamics', 'check_evolves', 'check_ids', 'check_options', 'check_factory',
+           'check_logits', 'check_sampling', 'check_token']
 
 # %% ../nbs/appendix/checks.ipynb #965e8a0b
 from collections.abc import Callable
@@ -52,8 +52,10 @@ def check_step_size(dt: Any) -> None:
     if isinstance(dt, Tensor):
         if dt.ndim:
             raise ValueError(f"dt, the step size, must be one number, got a tensor of shape {tuple(dt.shape)}")
+        if dt.is_complex() or dt.dtype == torch.bool:
+            raise TypeError(f"dt, the step size, must be a real number, got {dt.dtype}")
         return
-    if not isinstance(dt, Real):
+    if not isinstance(dt, Real) or isinstance(dt, bool):
         raise TypeError(f"dt, the step size, must be a number, got {type(dt).__name__}")
     if not abs(float(dt)) <= torch.finfo(torch.float32).max:  # false for nan, too
         raise ValueError(f"dt, the step size, must be a finite number, got {dt}")
@@ -67,13 +69,15 @@ def kind(x: Any) -> str:
 def check_floats(
     **tensors: Tensor,  # name -> tensor
 ) -> None:
-    "Raise TypeError unless all are tensors of floating-point numbers of one dtype."
+    "Raise TypeError or ValueError unless all are tensors of floating-point numbers, of one dtype and on one device."
     for name, t in tensors.items():
         if not isinstance(t, Tensor) or not t.is_floating_point():
             raise TypeError(f"{name} must be a tensor of floating-point numbers, got {kind(t)}")
-    dtypes = [t.dtype for t in tensors.values()]
+    dtypes, devices = [t.dtype for t in tensors.values()], [t.device for t in tensors.values()]
     if len(set(dtypes)) > 1:
         raise TypeError(f"{' and '.join(tensors)} must have one dtype, got {' and '.join(map(str, dtypes))}")
+    if len(set(devices)) > 1:
+        raise ValueError(f"{' and '.join(tensors)} must be on one device, got {' and '.join(map(str, devices))}")
 
 
 def check_one_shape(
@@ -138,6 +142,33 @@ def check_step(q: Tensor, k: Tensor, dt: Tensor | float, n: int = 1) -> None:
     check_floats(q=q, k=k)
     check_step_size(dt)
     check_one_shape(q=q, k=k)
+
+
+def checked_force(
+    force: Any,  # f, a function of q
+) -> Callable[[Tensor], Tensor]:  # the same, which raises TypeError or ValueError where f(q) has not the shape of q
+    "Raise TypeError for what is no force; its values are looked at when they are there."
+    if isinstance(force, type) or not callable(force):
+        raise TypeError(f"force must be a function of q, such as ForceField(d), got {kind(force)}")
+
+    def pull(q: Tensor) -> Tensor:
+        f = force(q)
+        if not isinstance(f, Tensor):
+            raise TypeError(f"force must return a tensor, got {type(f).__name__}")
+        check_one_shape(q=q, force=f)
+        return f
+
+    return pull
+
+
+def check_position(q: Tensor, d: int, weight: Tensor) -> None:
+    "Raise TypeError or ValueError unless a force of width `d` with this weight can be taken at `q`."
+    check_floats(q=q)
+    check_dtype("q", q, weight)
+    if q.device != weight.device:
+        raise ValueError(f"q must be where the weights are, on {weight.device}, got {q.device}")
+    if q.shape[-1:] != (d,):
+        raise ValueError(f"q must have shape (..., {d}), got {tuple(q.shape)}")
 
 
 def check_dynamics(

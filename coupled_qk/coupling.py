@@ -21,6 +21,7 @@ from coupled_qk.checks import (
     check_step,
     check_step_size,
     check_width,
+    checked_force,
 )
 
 # %% ../nbs/01_coupling.ipynb #3a3bd44b
@@ -37,6 +38,7 @@ def euler(
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "Forward Euler: q <- q + dt k, k <- k + dt f(q), both from the old state. n force evaluations, first order."
     check_step(q, k, dt, n)
+    force = checked_force(force)
     for _ in range(n):
         q, k = q + dt * k, k + dt * force(q)
     return q, k

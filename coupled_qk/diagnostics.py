@@ -10,8 +10,10 @@ __all__ = ['residual', 'stable_rank', 'rank_profile', 'Gap', 'spectral_gap', 'at
 
 # %% ../nbs/03_collapse.ipynb #3b34c205
 import inspect, math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -23,17 +25,27 @@ from .checks import check_floats, check_sizes
 def _checked(t: Tensor, name: str, shape: str) -> Tensor:
     "`t` in at least single precision. Raises TypeError or ValueError unless it is finite and of this shape."
     check_floats(**{name: t})
+    if t.is_meta or t.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor with numbers in it, got {t.layout} on {t.device}")
     if t.ndim != shape.count(",") + 1 or 0 in t.shape:
         raise ValueError(f"{name} must have shape {shape}, none of them zero, got {tuple(t.shape)}")
+    t = t if t.dtype == torch.float64 else t.float()
     if not t.isfinite().all():
         raise ValueError(f"{name} must hold finite numbers only, got NaN or infinity")
-    return t if t.dtype == torch.float64 else t.float()
+    return t
 
 # %% ../nbs/03_collapse.ipynb #386c6bce
 _norms = {
     "frobenius": lambda x: x.norm(dim=(-2, -1)),
     "composite": lambda x: (x.abs().sum(-2).amax(-1) * x.abs().sum(-1).amax(-1)).sqrt(),
 }
+
+
+def _scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+    "Hidden states over their largest entry, and this entry, (B, 1, 1); one where all are zero."
+    largest = x.detach().abs().amax((-2, -1), keepdim=True)
+    largest = largest.where(largest > 0, 1.0)
+    return x / largest, largest
 
 # %% ../nbs/03_collapse.ipynb #22f94766
 def residual(
@@ -42,18 +54,18 @@ def residual(
     relative: bool = True,  # divide by the norm of `x`
 ) -> Tensor:  # (B,); 0: all tokens of the row are alike
     "How far the tokens are from their mean. Raises TypeError or ValueError for other than finite hidden states."
-    x = _checked(x, "x", "(B, T, D)")
-    if norm not in _norms:
+    if not isinstance(norm, str) or norm not in _norms:
         raise ValueError(f"norm must be one of {', '.join(_norms)}, got {norm!r}")
+    x, largest = _scaled(_checked(x, "x", "(B, T, D)"))
     rest, whole = _norms[norm](x - x.mean(-2, keepdim=True)), _norms[norm](x)
-    return rest / whole.clamp_min(torch.finfo(x.dtype).tiny) if relative else rest
+    return rest / whole.clamp_min(torch.finfo(x.dtype).tiny) if relative else rest * largest[:, 0, 0]
 
 # %% ../nbs/03_collapse.ipynb #38f1b568
 def stable_rank(
     x: Tensor,  # hidden states, (B, T, D)
-) -> Tensor:  # (B,), between 1 and the rank
-    "The squared Frobenius norm over the squared largest singular value."
-    x = _checked(x, "x", "(B, T, D)")
+) -> Tensor:  # (B,), between 1 and the rank; 0 where all is zero
+    "The squared Frobenius norm over the squared largest singular value. Raises TypeError or ValueError like `residual`."
+    x, _ = _scaled(_checked(x, "x", "(B, T, D)"))
     top = torch.linalg.matrix_norm(x, 2).clamp_min(torch.finfo(x.dtype).tiny)
     return (x.norm(dim=(-2, -1)) / top).square()
 
@@ -61,11 +73,16 @@ def stable_rank(
 def rank_profile(
     states: Sequence[Tensor],  # hidden states before the first and after each layer, each (B, T, D)
 ) -> dict[str, Tensor]:  # "residual" and "stable_rank", each (L + 1, B)
-    "The two measures of rank collapse, layer by layer. Raises ValueError without states."
+    "The two measures of rank collapse, layer by layer. Raises TypeError or ValueError for other than finite states."
+    if not isinstance(states, Sequence | Tensor):
+        raise TypeError(f"states must be a sequence of tensors, got {type(states).__name__}")
     if isinstance(states, Tensor) and states.ndim != 4 or len(states) == 0:
         raise ValueError("states must hold one (B, T, D) tensor for each layer, got none or a single one")
+    x = [_checked(x, f"states[{i}]", "(B, T, D)") for i, x in enumerate(states)]
+    if len({len(rows) for rows in x}) > 1:
+        raise ValueError(f"states must have one batch size, got {', '.join(str(len(rows)) for rows in x)}")
     measures = {"residual": residual, "stable_rank": stable_rank}
-    return {name: torch.stack([measure(x) for x in states]) for name, measure in measures.items()}
+    return {name: torch.stack([measure(rows) for rows in x]) for name, measure in measures.items()}
 
 # %% ../nbs/03_collapse.ipynb #456cc950
 class Gap(NamedTuple):
@@ -77,7 +94,7 @@ class Gap(NamedTuple):
 
 # %% ../nbs/03_collapse.ipynb #86f92e6b
 def spectral_gap(
-    a: Tensor,  # attention weights, (B, H, T, S); they may be signed
+    a: Tensor,  # attention weights, (B, H, T, S), signed ones too, such as a difference of two maps
 ) -> Gap:
     "The spectral gap s_1 - s_2. Raises TypeError or ValueError for other than finite weights of two keys or more."
     a = _checked(a, "a", "(B, H, T, S)")
@@ -87,33 +104,36 @@ def spectral_gap(
     return Gap(s[..., 0], s[..., 1], s[..., 0] - s[..., 1])
 
 # %% ../nbs/03_collapse.ipynb #0f944171
-def _check_shares(a: Tensor) -> None:
+def _shares(a: Tensor, shape: str = "(B, H, T, S)") -> Tensor:
+    "`a` in at least single precision. Raises TypeError or ValueError unless each row shares out one, or nothing."
+    a = _checked(a, "a", shape)
     if (a < 0).any():
         raise ValueError(
-            f"a must not be negative, got {a.min().item():.3g}: measure each softmax of a signed map alone"
+            f"a must not be negative, got {a.min().item():.3g}: scores need their softmax, a signed map is measured one softmax at a time"
         )
     total = a.sum(-1)
-    wrong = ((total - 1).abs() > 0.01) & (total != 0)
+    wrong = ((total - 1).abs() > 0.01) & (total != 0)  # half precision rounds a sum by less
     if wrong.any():
         raise ValueError(
             f"a must have rows that sum to one, or to zero where all is masked, got {total[wrong][0].item():.3g}"
         )
+    return a
 
 # %% ../nbs/03_collapse.ipynb #5bdcc447
 def attention_entropy(
     a: Tensor,  # attention weights, (B, H, T, S)
 ) -> Tensor:  # (B, H, T), in nats; 0 for a row that may attend to nothing
-    "The entropy of each row. Raises TypeError or ValueError unless `a` holds finite shares."
-    a = _checked(a, "a", "(B, H, T, S)")
-    _check_shares(a)
-    return torch.special.entr(a).sum(-1)
+    "The entropy of each row. Raises TypeError or ValueError unless the rows of `a` sum to one, or to zero."
+    a = _shares(a)
+    # the logarithm of zero would give infinity for a gradient, and a masked softmax NaN
+    return (a * -a.clamp_min(torch.finfo(a.dtype).tiny).log()).sum(-1)
 
 # %% ../nbs/03_collapse.ipynb #840fabe8
 def entropy_ceiling(
     T: int,  # tokens
     causal: bool = True,  # does a token see only itself and the past?
 ) -> Tensor:  # (T,), float64
-    "The largest entropy that each row can have: the logarithm of the number of its keys."
+    "The largest entropy that each row can have: the logarithm of the number of its keys. Raises ValueError for T < 1."
     check_sizes(T=T)
     keys = torch.arange(1, T + 1, dtype=torch.float64)
     return (keys if causal else torch.full_like(keys, T)).log()
@@ -125,21 +145,23 @@ def entropy_floor(
 ) -> float:  # nats
     "The least entropy of a row of n scores of length at most sigma (Zhai et al. 2023, arXiv 2303.06296, theorem 3.1)."
     check_sizes(n=n)
+    if not isinstance(sigma, Real) or isinstance(sigma, bool):
+        raise TypeError(f"sigma must be a number, got {type(sigma).__name__}")
     if not 0 <= sigma < math.inf:
         raise ValueError(f"sigma must be a finite number that is not negative, got {sigma}")
     if n == 1:
         return 0.0
     b = math.exp(-sigma * math.sqrt(n / (n - 1)))
-    return math.log1p((n - 1) * b) + sigma * math.sqrt(n * (n - 1)) * b / (1 + (n - 1) * b)
+    return math.log1p((n - 1) * b) + sigma * b * math.sqrt(n * (n - 1)) / (1 + (n - 1) * b)
 
 # %% ../nbs/03_collapse.ipynb #29e37ee4
 def sink_mass(
     a: Tensor,  # attention weights, (B, H, T, S)
     token: int = 0,  # the key that may be a sink
 ) -> Tensor:  # (B, H)
-    "The mean weight on one key, over the queries that come after it."
-    a = _checked(a, "a", "(B, H, T, S)")
-    if not isinstance(token, int) or not 0 <= token < min(a.shape[-2] - 1, a.shape[-1]):
+    "The mean weight on one key, over the queries after it. Raises TypeError or ValueError like `attention_entropy`."
+    a = _shares(a)
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < min(a.shape[-2] - 1, a.shape[-1]):
         raise ValueError(f"token must be a position with a query after it, got {token!r} for weights {tuple(a.shape)}")
     return a[..., token + 1 :, token].mean(-1)
 
@@ -148,7 +170,7 @@ def self_mass(
     a: Tensor,  # attention weights, (B, H, T, T)
 ) -> Tensor:  # (B, H)
     "The mean weight of a token on itself, over all tokens but the first, which under a causal mask has no choice."
-    a = _checked(a, "a", "(B, H, T, T)")
+    a = _shares(a, "(B, H, T, T)")
     if a.shape[-1] != a.shape[-2] or a.shape[-1] < 2:
         raise ValueError(f"a must hold as many queries as keys, at least two, got {tuple(a.shape)}")
     return a.diagonal(dim1=-2, dim2=-1)[..., 1:].mean(-1)
@@ -184,10 +206,16 @@ def _block(model: nn.Module, name: str) -> nn.Module:
 # %% ../nbs/03_collapse.ipynb #35870b38
 def _weights_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     "Ask a layer for its weights, with those of its call's arguments that `weights` takes."
-    names = inspect.signature(module.weights).parameters  # type: ignore[arg-type]
+    names = list(inspect.signature(module.weights).parameters)  # type: ignore[arg-type]
     given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     known = {name: value for name, value in given.items() if name in names}
-    return module.weights(**known) if known else module.weights(*args[:1])  # type: ignore[operator]
+    if names and names[0] not in known:  # the hidden states, under another name
+        known[names[0]] = next(iter(given.values()))
+    a = module.weights(**known)  # type: ignore[operator]
+    if not isinstance(a, Tensor) or a.ndim != 4:
+        got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+        raise ValueError(f"model must have layers whose weights have shape (B, H, T, T), got {got}")
+    return a.clone()
 
 # %% ../nbs/03_collapse.ipynb #91a45167
 def _state(out: Any) -> Tensor | None:
@@ -206,40 +234,57 @@ class _Ear:
         self.heard.weights.append(_weights_of(module, args, kwargs))
         self.heard.after.append(max(1, len(self.heard.states)))
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not self.heard.states and (x := _state(args)) is not None:  # the first block
-            self.heard.states.append(x)
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.heard.states and (x := _state([*args, *kwargs.values()])) is not None:  # the first block
+            self.heard.states.append(x.clone())  # the block may add to it in place
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         if self.heard.states and (x := _state(out)) is not None:
-            self.heard.states.append(x)
+            self.heard.states.append(x.clone())
 
 # %% ../nbs/03_collapse.ipynb #d6a10195
-def _listen(model: nn.Module, ear: _Ear) -> list[Any]:
-    "Hook the ear onto each attention layer and each block, once; returns the hooks."
+@contextmanager
+def _listening(model: nn.Module, ear: _Ear) -> Iterator[None]:
+    "Hook the ear onto each attention layer and each block, once, and take it off whatever happens."
     layers = _attention_layers(model)
-    once = lambda modules: list(dict.fromkeys(modules))
-    blocks = once(_block(model, name) for name in layers)
-    hooks: list[Any] = [m.register_forward_pre_hook(ear.call, with_kwargs=True) for m in once(layers.values())]
-    hooks += [block.register_forward_pre_hook(ear.enter) for block in blocks]
-    return hooks + [block.register_forward_hook(ear.leave) for block in blocks]
+    with ExitStack() as hooks:
+        for layer in dict.fromkeys(layers.values()):
+            hooks.enter_context(layer.register_forward_pre_hook(ear.call, with_kwargs=True))
+        for block in dict.fromkeys(_block(model, name) for name in layers):
+            hooks.enter_context(block.register_forward_pre_hook(ear.enter, with_kwargs=True))
+            hooks.enter_context(block.register_forward_hook(ear.leave))
+        yield
+
+# %% ../nbs/03_collapse.ipynb #d02dac92
+@contextmanager
+def _at_rest(model: nn.Module) -> Iterator[None]:
+    "Evaluate without dropout, and without compiled code, which sees no hooks; then put each part back as it was."
+    modes = [(part, part.training) for part in model.modules()]
+    compiled = [(part, part._compiled_call_impl) for part in model.modules() if part._compiled_call_impl]
+    try:
+        model.eval()
+        for part, _ in compiled:
+            part._compiled_call_impl = None
+        yield
+    finally:
+        for part, training in modes:  # a part comes after what holds it, so its own mode is the last word
+            part.train(training)
+        for part, call in compiled:
+            part._compiled_call_impl = call
 
 # %% ../nbs/03_collapse.ipynb #ed85a6c3
 @torch.no_grad()
 def trace(
     model: nn.Module,  # attention layers are the innermost modules with a method `weights`
     *inputs: Any,  # what the model is called with
+    **named: Any,  # the same, by name
 ) -> Trace:
-    "Attention weights and hidden states of one forward pass. Raises TypeError or ValueError when none can be heard."
+    "Attention weights and hidden states of one forward pass, without dropout. Raises TypeError or ValueError when none can be heard."
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
-    ear = _Ear()
-    hooks = _listen(model, ear)
-    try:
-        model(*inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    model, ear = getattr(model, "_orig_mod", model), _Ear()  # of a compiled model the one that takes hooks
+    with _at_rest(model), _listening(model, ear):
+        model(*inputs, **named)
     if not ear.heard.weights:
         raise ValueError("model must call at least one layer that has a method `weights`, got none")
     return ear.heard
@@ -260,6 +305,10 @@ class Profile:
 
     rows: list[dict[str, float]]
     ceiling: float
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError("rows must hold one row of measures for each head of each layer, got none")
 
     def __repr__(self) -> str:
         short = {"layer": "l", "head": "h", "residual": "resid", "entropy": "entr"}  # narrow enough for a phone
@@ -294,15 +343,17 @@ def _draw_profile(p: Profile, alt: str) -> None:
 def profile(
     model: nn.Module,  # see `trace`
     *inputs: Any,  # what the model is called with
+    **named: Any,  # the same, by name
 ) -> Profile:
     "Measure every head of every layer in one forward pass. Raises TypeError or ValueError when that is impossible."
-    heard = trace(model, *inputs)
+    heard = trace(model, *inputs, **named)
     if len(heard.states) < 2:
         raise ValueError("model must have blocks that take and return (B, T, D), got none around its attention layers")
-    after, rows = rank_profile(heard.states)["residual"].mean(-1), []
+    after = [residual(_checked(x, f"states[{i}]", "(B, T, D)")).mean().item() for i, x in enumerate(heard.states)]
+    rows = []
     for layer, (a, i) in enumerate(zip(heard.weights, heard.after, strict=True), 1):
         measures = {name: m.tolist() for name, m in head_measures(a).items()}
-        left = after[min(i, len(after) - 1)].item()
+        left = after[min(i, len(after) - 1)]
         for h in range(a.shape[1]):
             rows.append({"layer": layer, "head": h, "residual": left, **{name: m[h] for name, m in measures.items()}})
     causal = not any(a.triu(1).any() for a in heard.weights)

@@ -11,7 +11,7 @@ __all__ = ['symplectic_euler', 'leapfrog', 'leapfrog_dkd', 'rk4', 'PotentialForc
 import torch
 from torch import Tensor, nn
 
-from .checks import check_step, check_width
+from .checks import check_position, check_step, check_width, checked_force
 from .coupling import Coupling, Force, Step, euler
 
 # %% ../nbs/02_integrators.ipynb #e0ee2a09
@@ -27,6 +27,7 @@ def symplectic_euler(
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "Kick, then drift with the new key. n force evaluations, first order."
     check_step(q, k, dt, n)
+    force = checked_force(force)
     for _ in range(n):
         k = k + dt * force(q)
         q = q + dt * k
@@ -42,6 +43,7 @@ def leapfrog(
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "Kick-drift-kick: half a kick, a drift, half a kick. n + 1 force evaluations, second order, reversible."
     check_step(q, k, dt, n)
+    force = checked_force(force)
     f = force(q)
     for _ in range(n):
         k = k + dt / 2 * f
@@ -60,6 +62,7 @@ def leapfrog_dkd(
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "Drift-kick-drift: half a drift, a kick, half a drift. n force evaluations, second order, reversible."
     check_step(q, k, dt, n)
+    force = checked_force(force)
     for _ in range(n):
         q = q + dt / 2 * k
         k = k + dt * force(q)
@@ -76,6 +79,7 @@ def rk4(
 ) -> tuple[Tensor, Tensor]:  # q and k after n steps
     "The classic Runge-Kutta rule. 4n force evaluations, fourth order."
     check_step(q, k, dt, n)
+    force = checked_force(force)
     for _ in range(n):
         q1, k1 = k, force(q)
         q2, k2 = k + dt / 2 * k1, force(q + dt / 2 * q1)
@@ -99,5 +103,6 @@ class PotentialForce(nn.Module):
         self.hidden = nn.Linear(d, 2 * d)
 
     def forward(self, q: Tensor) -> Tensor:
-        "The force at q."
+        "The force at q. Raises TypeError or ValueError unless q is (..., d)."
+        check_position(q, self.d, self.hidden.weight)
         return -nn.functional.silu(self.hidden(q)) @ self.hidden.weight

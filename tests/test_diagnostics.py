@@ -98,6 +98,31 @@ def test_residual_in_half_precision_is_computed_in_single():
     close(residual(x), residual(x.float()))
 
 
+BEYOND = {torch.float32: (3e38, 1e30, 1e-30, 1e-44), torch.float64: (1e308, 1e200, 1e-200, 1e-320)}
+
+
+@DTYPES
+@pytest.mark.parametrize("place", range(4))
+def test_ranks_of_numbers_whose_squares_leave_the_range(dtype, place):
+    "The measures do not change with the scale, however large or small; 1, 0 and -1 times the smallest are still exact."
+    x = torch.tensor([[[1.0, 0], [0, -1], [1, 1]], [[-1, 1], [1, 1], [0, 1]]], dtype=dtype)
+    scale, eps = BEYOND[dtype][place], 10 * EPS[dtype]
+    for norm in ("frobenius", "composite"):
+        close(residual(x * scale, norm), residual(x, norm), eps)
+        if place in (1, 2):  # the others' own norm is out of range, or has few digits
+            close(residual(x * scale, norm, relative=False) / scale, residual(x, norm, relative=False), eps)
+    close(stable_rank(x * scale), stable_rank(x), eps)
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "composite"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_gradients_of_the_ranks(norm, relative):
+    "The scale is taken out and put back without a trace in the gradient."
+    x = rand(2, 4, 3, grad=True)
+    assert torch.autograd.gradcheck(lambda x: residual(x, norm, relative), x)
+    assert torch.autograd.gradcheck(stable_rank, x)
+
+
 @DTYPES
 def test_stable_rank(dtype):
     basis = torch.linalg.qr(rand(2, 6, 4))[0].to(dtype)
@@ -105,6 +130,10 @@ def test_stable_rank(dtype):
     close(stable_rank(basis[..., :1] * rand(1, 1, 5, dtype=dtype)), torch.ones(2, dtype=dtype), 10 * EPS[dtype])
     s = torch.linalg.svdvals(x := rand(3, 5, 4, dtype=dtype))
     close(stable_rank(x), s.square().sum(-1) / s[:, 0].square(), 10 * EPS[dtype])
+
+
+def test_stable_rank_of_nothing():
+    assert not stable_rank(torch.zeros(2, 3, 4)).any()
 
 
 @pytest.mark.parametrize("wrap", [list, tuple, torch.stack], ids=lambda f: f.__name__)
@@ -192,10 +221,35 @@ def test_entropy_of_known_rows():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_entropy_in_half_precision(dtype):
+@pytest.mark.parametrize("T", [200, 1000])
+def test_measures_in_half_precision(dtype, T):
     "Rounded weights sum to one only nearly, and that must do."
-    a = some_weights(T=200, dtype=torch.float32)
-    close(attention_entropy(a.to(dtype)), attention_entropy(a), 0.02)
+    a = some_weights(B=1, H=2, T=T, causal=True, dtype=torch.float32)
+    for measure in (attention_entropy, sink_mass, self_mass):
+        close(measure(a.to(dtype)), measure(a), 0.02)
+    uniform = torch.full((1, 1, 2, T), 1 / T)  # all rounded the same way
+    close(attention_entropy(uniform.to(dtype)), attention_entropy(uniform), 0.02)
+
+
+def test_gradient_of_the_entropy():
+    "By the scores: as by finite differences, also where a mask makes weights of zero, and finite where one key has all."
+    mask, scores = torch.ones(4, 4, dtype=torch.bool).tril(), rand(1, 2, 4, 4, grad=True)
+    entropy = lambda s: attention_entropy(s.masked_fill(~mask, -torch.inf).softmax(-1))
+    assert torch.autograd.gradcheck(entropy, scores)
+    hard = (1e4 * scores.detach()).requires_grad_()
+    assert torch.autograd.grad(entropy(hard).sum(), hard)[0].isfinite().all()
+
+
+def test_any_layout_of_memory():
+    "Transposed, expanded and differentiable weights and states give what their copies give."
+    a, x = some_weights(), rand(3, 5, 4)
+    for measure in (attention_entropy, sink_mass, self_mass, lambda a: torch.stack(spectral_gap(a))):
+        close(measure(a.mT.contiguous().mT), measure(a))
+        close(measure(a[:, :1].expand(2, 4, 5, 5)), measure(a[:, :1].repeat(1, 4, 1, 1)))
+        close(measure(a.clone().requires_grad_()).detach(), measure(a))
+    for measure in (residual, stable_rank):
+        close(measure(x.mT.contiguous().mT), measure(x))
+        close(measure(x.clone().requires_grad_()).detach(), measure(x))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +263,7 @@ def test_entropy_ceiling(T, mean):
 
 @pytest.mark.parametrize(
     "n,sigma,floor",
-    [(64, 0, 4.1589), (64, 1, 4.143699), (64, 5, 1.802616), (64, 20, 2e-6), (8, 5, 0.205592), (1, 3, 0.0)],
+    [(64, 0, 4.1589), (64, 1, 4.143699), (64, 5, 1.802616), (64, 20, 2e-6), (8, 5, 0.205592), (1, 3, 0), (5, 1e308, 0)],
 )
 def test_entropy_floor(n, sigma, floor):
     assert abs(entropy_floor(sigma, n) - floor) < 5e-5 if sigma == 0 else abs(entropy_floor(sigma, n) - floor) < 6e-7
@@ -290,6 +344,23 @@ def test_trace_leaves_no_trace():
     assert hooks(model) == 0
 
 
+class Falls(nn.Module):
+    "A layer whose weights cannot be had."
+
+    def forward(self, x):
+        return x
+
+    def weights(self, x):
+        raise ArithmeticError("no weights today")
+
+
+def test_hooks_go_when_a_layer_fails():
+    model = nn.Sequential(nn.Dropout(), Falls()).train()
+    with pytest.raises(ArithmeticError, match="no weights today"):
+        trace(model, X)
+    assert hooks(model) == 0 and all(part.training for part in model.modules())
+
+
 class Plain(nn.Module):
     "Somebody else's attention: another name for its input, no score module inside."
 
@@ -322,6 +393,102 @@ class Attributes(nn.Module):
 
 
 X = rand(2, 5, 4)
+
+
+class InPlace(nn.Module):
+    "A block that adds to its input in place, and an attention that keeps its weights in one place."
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.kept = Plain(), torch.zeros(2, 1, 5, 5).double()
+        self.attn.weights = lambda hidden: self.kept.copy_((hidden @ hidden.mT).softmax(-1)[:, None])
+
+    def forward(self, x):
+        x += self.attn(x)
+        return x
+
+
+@torch.no_grad()
+def test_trace_of_blocks_that_write_in_place():
+    "What is heard is what was there at that moment, and not what became of it."
+    model, states, weights = nn.Sequential(InPlace(), InPlace(), InPlace()), [X], []
+    for _ in model:
+        weights.append((states[-1] @ states[-1].mT).softmax(-1)[:, None])
+        states.append(states[-1] + weights[-1][:, 0] @ states[-1])
+    heard = trace(model, X.clone())
+    close(heard.states, states)
+    close(heard.weights, weights)
+
+
+class Noisy(nn.Module):
+    "A block with dropout."
+
+    def __init__(self):
+        super().__init__()
+        self.attn, self.drop = Plain(), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return x + self.drop(self.attn(x))
+
+
+def test_trace_switches_dropout_off_and_back_on():
+    "Each part gets its own mode back, whatever that was, and no random number is drawn."
+    model = nn.Sequential(Noisy(), Noisy()).train()
+    model[1].drop.eval()
+    before, state = [part.training for part in model.modules()], torch.get_rng_state()
+    heard = trace(model, X)
+    assert [part.training for part in model.modules()] == before and not all(before)
+    assert torch.equal(torch.get_rng_state(), state)
+    model.eval()
+    close(heard.states, [X, model[0](X), model(X)])
+    trace(model, X)
+    assert not any(part.training for part in model.modules())
+
+
+def test_trace_hears_compiled_code():
+    "Code compiled before there were hooks would not see them; it is compiled still when they are gone."
+    model = nn.Sequential(Noisy(), Noisy()).eval()
+    expected = trace(model, X).states
+    model[0].compile(backend="eager")
+    compiled = torch.compile(model, backend="eager")
+    compiled(X)
+    close(trace(compiled, X).states, expected)
+    assert model[0]._compiled_call_impl and not model[1]._compiled_call_impl and hooks(model) == 0
+
+
+class Renamed(nn.Module):
+    "One that takes keywords only, and whose `weights` has another name for the hidden states."
+
+    def forward(self, *, hidden, mask):
+        return self.weights(hidden, mask)[:, 0] @ hidden
+
+    def weights(self, x, mask):
+        return (x @ x.mT).masked_fill(~mask, -torch.inf).softmax(-1)[:, None]
+
+
+def test_trace_of_keywords():
+    layer, mask = Renamed(), torch.ones(5, 5, dtype=torch.bool).tril()
+    heard = trace(layer, hidden=X, mask=mask)
+    close(heard.weights, [layer.weights(X, mask)])
+    close(heard.states, [X, layer(hidden=X, mask=mask)])
+    assert profile(layer, hidden=X, mask=mask).ceiling == pytest.approx(entropy_ceiling(5).mean().item())
+
+
+class Flat(Plain):
+    "One that forgets the axis of the heads."
+
+    def weights(self, x):
+        return (x @ x.mT).softmax(-1)
+
+    def forward(self, x):
+        return x
+
+
+class Stored(Flat):
+    "One that takes nothing and returns what it may have stored."
+
+    def weights(self):
+        return None
 
 
 @pytest.mark.parametrize("layer", [Plain, lambda: MultiHeadAttention(4, 2).double()], ids=["plain", "ours"])
@@ -397,8 +564,16 @@ BAD = {
     "residual of infinity": (lambda: residual(X / 0), "x must", "finite"),
     "unknown norm": (lambda: residual(X, "max"), "norm must", "frobenius", "'max'"),
     "stable rank of a matrix": (lambda: stable_rank(X[0]), "x must", "(B, T, D)"),
-    "no states": (lambda: rank_profile([]), "states must"),
-    "a single state": (lambda: rank_profile(X), "states must"),
+    "norm of several": (lambda: residual(X, ["frobenius"]), "norm must", "['frobenius']"),
+    "residual without numbers": (lambda: residual(X.to("meta")), "x must", "numbers", "meta"),
+    "residual of a sparse tensor": (lambda: residual(X.to_sparse()), "x must", "dense", "sparse"),
+    "residual of complex numbers": (lambda: residual(X + 0j), "x must", "floating", "complex"),
+    "no states": (lambda: rank_profile([]), "states must", "none"),
+    "a single state": (lambda: rank_profile(X), "states must", "a single one"),
+    "states one by one": (lambda: rank_profile(x for x in [X]), "states must", "sequence", "generator"),
+    "states of unequal batches": (lambda: rank_profile([X, X[:1]]), "states must", "batch", "2, 1"),
+    "a state of NaN": (lambda: rank_profile([X, X * torch.nan]), "states[1] must", "finite"),
+    "a state of three numbers": (lambda: rank_profile([X, X[0]]), "states[1] must", "(B, T, D)", "(5, 4)"),
     "gap of an array": (lambda: spectral_gap(A.numpy()), "a must", "ndarray"),
     "gap of three axes": (lambda: spectral_gap(A[0]), "a must", "(B, H, T, S)", "(3, 5, 5)"),
     "gap of one key": (lambda: spectral_gap(A[..., :1]), "a must", "two keys", "(2, 3, 5, 1)"),
@@ -408,20 +583,35 @@ BAD = {
     "entropy of signed weights": (lambda: attention_entropy(A - 0.3), "a must", "negative", "signed"),
     "entropy of scores": (lambda: attention_entropy(3 * A), "a must", "sum to one", "3"),
     "entropy of columns": (lambda: attention_entropy(A.mT), "a must", "sum to one"),
+    "entropy without numbers": (lambda: attention_entropy(A.to("meta")), "a must", "numbers", "meta"),
+    "sink of scores": (lambda: sink_mass(A.log()), "a must", "negative", "softmax"),
+    "sink of large weights": (lambda: sink_mass(3 * A), "a must", "sum to one", "3"),
+    "self mass of scores": (lambda: self_mass(A.log()), "a must", "negative", "softmax"),
+    "self mass of large weights": (lambda: self_mass(3 * A), "a must", "sum to one", "3"),
+    "all measures of scores": (lambda: head_measures(A.log()), "a must", "negative", "softmax"),
     "ceiling of no tokens": (lambda: entropy_ceiling(0), "T must", "0"),
     "ceiling of a fraction": (lambda: entropy_ceiling(2.5), "T must", "2.5"),
     "floor of a negative length": (lambda: entropy_floor(-1.0, 4), "sigma must", "-1"),
     "floor of NaN": (lambda: entropy_floor(math.nan, 4), "sigma must", "nan"),
     "floor of no keys": (lambda: entropy_floor(1.0, 0), "n must", "0"),
+    "floor of a bool": (lambda: entropy_floor(True, 4), "sigma must", "number", "bool"),
+    "floor of text": (lambda: entropy_floor("1", 4), "sigma must", "number", "str"),
+    "floor of many": (lambda: entropy_floor(torch.ones(2), 4), "sigma must", "number", "Tensor"),
+    "ceiling of a bool": (lambda: entropy_ceiling(True), "T must", "True"),
     "sink of three axes": (lambda: sink_mass(A[0]), "a must", "(B, H, T, S)"),
     "sink with no query after it": (lambda: sink_mass(A, 4), "token must", "4"),
     "negative sink": (lambda: sink_mass(A, -1), "token must", "-1"),
+    "sink at a bool": (lambda: sink_mass(A, True), "token must", "True"),
+    "sink at a fraction": (lambda: sink_mass(A, 1.0), "token must", "1.0"),
     "sink of NaN": (lambda: sink_mass(NAN), "a must", "finite"),
     "self mass of unequal sides": (lambda: self_mass(some_weights(T=3, S=5)), "a must", "(2, 3, 3, 5)"),
-    "self mass of one token": (lambda: self_mass(A[..., :1, :1]), "a must", "two"),
+    "self mass of one token": (lambda: self_mass(torch.ones(1, 1, 1, 1)), "a must", "two"),
     "trace of a function": (lambda: trace(lambda x: x, X), "model must", "function"),
     "trace without attention": (lambda: trace(nn.Linear(4, 4).double(), X), "model must", "weights"),
     "profile without attention": (lambda: profile(nn.Linear(4, 4).double(), X), "model must", "weights"),
+    "trace of weights without heads": (lambda: trace(Flat(), X), "model must", "(B, H, T, T)", "(2, 5, 5)"),
+    "trace of stored weights": (lambda: trace(Stored(), X), "model must", "(B, H, T, T)", "NoneType"),
+    "profile of nothing": (lambda: Profile([], 0.0), "rows must", "none"),
     "profile of one token": (lambda: profile(small(), IDS[:, :1]), "a must", "two"),
 }
 

@@ -245,6 +245,20 @@ BAD = {
     "dt is infinite": (lambda step: step(q, k, f, math.inf), "dt", "finite", "inf"),
     "dt per coordinate": (lambda step: step(q, k, f, torch.ones(2)), "dt", "one number", "(2,)"),
     "dt is text": (lambda step: step(q, k, f, "0.1"), "dt", "str"),
+    "dt is a bool": (lambda step: step(q, k, f, True), "dt", "number", "bool"),
+    "dt is a tensor of a bool": (lambda step: step(q, k, f, torch.tensor(True)), "dt", "real number", "bool"),
+    "dt is complex": (lambda step: step(q, k, f, torch.tensor(1j)), "dt", "real number", "complex"),
+    "dt is missing": (lambda step: step(q, k, f, None), "dt", "NoneType"),
+    "complex queries": (lambda step: step(q + 0j, k + 0j, f, 0.1), "q must", "floating", "complex"),
+    "boolean queries": (lambda step: step(q > 0, k > 0, f, 0.1), "q must", "floating", "bool"),
+    "keys without numbers": (lambda step: step(q, k.to("meta"), f, 0.1), "q and k", "one device", "cpu", "meta"),
+    "no force": (lambda step: step(q, k, None, 0.1), "force must", "function", "NoneType"),
+    "a force's value": (lambda step: step(q, k, f(q), 0.1), "force must", "function", "float64"),
+    "a force's class": (lambda step: step(q, k, ForceField, 0.1), "force must", "function", "type"),
+    "force returns nothing": (lambda step: step(q, k, lambda q: None, 0.1), "force must", "tensor", "NoneType"),
+    "force returns one row": (lambda step: step(q, k, lambda q: q[0], 0.1), "force", "shape", "(4, 2)", "(2,)"),
+    "force returns a number": (lambda step: step(q, k, torch.sum, 0.1), "force", "shape", "(4, 2)", "()"),
+    "force adds an axis": (lambda step: step(q, k, lambda q: q[None], 0.1), "force", "shape", "(1, 4, 2)"),
 }
 
 
@@ -255,6 +269,43 @@ def test_bad_input(step, case):
     refuses(lambda: call(step), *words)
 
 
-@pytest.mark.parametrize("d", [0, -1, 2.0, "4", None])
+@every_step
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_stays_in_its_token(step, value):
+    "A NaN is not looked for, because that would make a GPU wait; no other token can see it."
+    spoilt = q.clone().index_fill_(0, torch.tensor(1), value)
+    out, others = step(spoilt, k, f, 0.1, 2), torch.tensor([0, 2, 3])
+    close(tuple(t[others] for t in out), tuple(t[others] for t in step(q, k, f, 0.1, 2)), 0)
+    assert not torch.isfinite(out[0][1]).any()
+
+
+@every_step
+def test_any_layout_of_memory(step):
+    "Transposed and expanded tensors, leaves that want a gradient, and tensors without numbers."
+    expected = step(q, k, f, 0.1, 2)
+    close(step(q.T.contiguous().T, k.T.contiguous().T, f, 0.1, 2), expected, 0)
+    close(step(q[:1].expand(4, 2), k, f, 0.1), step(q[:1].repeat(4, 1), k, f, 0.1), 0)
+    leaf = q.clone().requires_grad_()
+    close(tuple(t.detach() for t in step(leaf, k, f, 0.1, 2)), expected, 0)
+    assert all(t.is_meta and t.shape == q.shape for t in step(q.to("meta"), k.to("meta"), f, 0.1, 2))
+
+
+@pytest.mark.parametrize("d", [0, -1, 2.0, "4", None, True])
 def test_bad_width(d):
     refuses(lambda: PotentialForce(d), "d, the head width", "positive integer", str(d))
+
+
+BAD_POSITIONS = {
+    "width": (torch.ones(5, 4), "q must have shape (..., 3)", "(5, 4)"),
+    "no axis": (torch.tensor(1.0), "q must have shape (..., 3)", "()"),
+    "dtype": (torch.ones(3).double(), "q must have the dtype of the weights", "float32", "float64"),
+    "integers": (torch.ones(3).long(), "q must", "floating", "int64"),
+    "list": ([1.0, 2.0, 3.0], "q must", "list"),
+    "no numbers": (torch.ones(3, device="meta"), "q must be where the weights are", "cpu", "meta"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_POSITIONS)
+def test_bad_position(case):
+    q, *words = BAD_POSITIONS[case]
+    refuses(lambda: PotentialForce(3)(q), *words)
