@@ -311,9 +311,9 @@ class Profile:
             raise ValueError("rows must hold one row of measures for each head of each layer, got none")
 
     def __repr__(self) -> str:
-        short = {"layer": "l", "head": "h", "residual": "resid", "entropy": "entr"}  # narrow enough for a phone
-        head = "".join(f"{short.get(name, name):>{2 if name in ('layer', 'head') else 6}}" for name in self.rows[0])
-        cell = lambda v: f"{v:>2}" if isinstance(v, int) else f"{v:>6.3f}"
+        short = {"layer": "l", "head": "h", "residual": "res", "entropy": "entr"}  # narrow enough for a phone
+        head = "".join(f"{short.get(name, name):>{2 if name in ('layer', 'head') else 5}}" for name in self.rows[0])
+        cell = lambda v: f"{v:>2}" if isinstance(v, int) else f"{v:>5.2f}"
         return "\n".join([head, *("".join(map(cell, row.values())) for row in self.rows)])
 
     def mean(self) -> dict[str, float]:

@@ -541,8 +541,8 @@ def test_profile_of_one_layer_and_without_a_mask():
 def test_profile_is_a_table_and_a_picture(monkeypatch):
     found = Profile([{"layer": 1, "head": 0, "residual": 0.5, "entropy": 1.0, "s2": 0.2, "sink": 0.1}], 1.5)
     lines = repr(found).splitlines()
-    assert lines[0].split() == ["l", "h", "resid", "entr", "s2", "sink"]
-    assert lines[1].split() == ["1", "0", "0.500", "1.000", "0.200", "0.100"]
+    assert lines[0].split() == ["l", "h", "res", "entr", "s2", "sink"]
+    assert lines[1].split() == ["1", "0", "0.50", "1.00", "0.20", "0.10"]
     shown = []
     monkeypatch.setattr("coupled_qk.figures.show", lambda fig, alt: shown.append(alt))
     found.show("words")
