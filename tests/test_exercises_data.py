@@ -7,8 +7,6 @@ import pytest
 import torch
 from coupled_qk.exercises.data import check_bits, check_encoder, check_side
 
-CHECKERS = [check_encoder, check_side, check_bits]
-
 
 def said(capsys, checker, answer):
     "The verdict and its words; exactly one line of them."
@@ -16,44 +14,6 @@ def said(capsys, checker, answer):
     out = capsys.readouterr()
     assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
     return right, out.out
-
-
-def fail(*args):
-    raise RuntimeError("oh no")
-
-
-class Strange:
-    "An object that refuses everything."
-
-    def __float__(self):
-        raise OSError("strange")
-
-    __len__ = __iter__ = __bool__ = __float__
-
-
-NONSENSE = {
-    "nothing yet": lambda *args: None,
-    "needs your function": "valid",
-    "NoneType": None,
-    "oh no": fail,
-    "returned": lambda *args: object(),
-    " returned ": lambda *args: Strange(),
-    "your function must return": lambda *args: torch.ones(3),
-    "your function must": lambda *args: {"valid": 1},
-}
-
-
-@pytest.mark.parametrize("checker", CHECKERS)
-@pytest.mark.parametrize("words", NONSENSE)
-def test_nonsense(capsys, checker, words):
-    "Whatever it is given, a checker answers in words and does not raise."
-    right, text = said(capsys, checker, NONSENSE[words])
-    assert not right and words in text
-
-
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_wrong_number_of_arguments(capsys, checker):
-    assert not said(capsys, checker, lambda a, b, c: a)[0]
 
 
 # ---- exercise 1
@@ -191,8 +151,8 @@ def test_bits_accepts(capsys, answer):
         ("the logarithm comes first", lambda p, n: math.log2(p / n)),
         ("it should be", lambda p, n: p / n),
         ("it should be", lambda p, n: 0),
-        ("NaN or infinity", lambda p, n: math.nan),
-        ("NaN or infinity", lambda p, n: -math.inf),
+        ("without nan and infinity", lambda p, n: math.nan),
+        ("without nan and infinity", lambda p, n: -math.inf),
     ],
 )
 def test_bits_rejects(capsys, words, answer):
