@@ -176,6 +176,7 @@ def check_dynamics(
     step: Any,  # an integrator
     n: int,  # number of steps
     force: Any,  # a module, or None
+    lean: Any,  # a setting
 ) -> None:
     "Raise TypeError or ValueError for what a module of coupled dynamics cannot be made of."
     check_width(d)
@@ -187,6 +188,8 @@ def check_dynamics(
     width = getattr(force, "d", d)
     if width != d:
         raise ValueError(f"force must have the head width d = {d}, got {width}")
+    if not isinstance(lean, bool):
+        raise TypeError(f"lean must be True or False, got {lean!r}")
 
 
 def check_evolves(q: Tensor, k: Tensor, d: int, dt: Tensor) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from coupled_qk.checks import (
     check_dynamics,
@@ -100,6 +101,17 @@ def evolve_groups(
     moved, k = move(mean, k)
     return q + (moved - mean).repeat_interleave(q.shape[1] // groups, dim=1), k
 
+# %% ../nbs/01_coupling.ipynb #ad0657d3
+def _recomputed(
+    move: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], q: Tensor, k: Tensor, n: int
+) -> tuple[Tensor, Tensor]:
+    "`move(q, k)`, in n pieces of the tokens, of which only q and k are kept for the backward pass."
+    if n == 1:
+        return checkpoint(move, q, k, use_reentrant=False)
+    pieces = zip(q.chunk(n, dim=2), k.chunk(n, dim=2), strict=True)
+    moved = [checkpoint(move, *piece, use_reentrant=False) for piece in pieces]
+    return torch.cat([q for q, _ in moved], dim=2), torch.cat([k for _, k in moved], dim=2)
+
 # %% ../nbs/01_coupling.ipynb #8b3d9833
 class Coupling(nn.Module):
     "Pre-score module: q and k evolve together under a learned force (arXiv 2604.01683)."
@@ -111,19 +123,27 @@ class Coupling(nn.Module):
         n: int = 1,  # number of steps
         force: nn.Module | None = None,  # f; None: ForceField(d)
         dt: float | None = None,  # the learned step size at the start; None: 0.1 / n
+        lean: bool = False,  # train with less memory, and a little slower?
     ):
         super().__init__()
-        check_dynamics(d, step, n, force)
-        self.d, self.step, self.n = d, step, n
+        check_dynamics(d, step, n, force, lean)
+        self.d, self.step, self.n, self.lean = d, step, n, lean
         self.force = ForceField(d) if force is None else force
         self.dt = _step_size(0.1 / n if dt is None else dt)
 
     def extra_repr(self) -> str:
-        return f"d={self.d}, step={getattr(self.step, '__name__', self.step)}, n={self.n}"
+        lean = ", lean" if self.lean else ""
+        return f"d={self.d}, step={getattr(self.step, '__name__', self.step)}, n={self.n}{lean}"
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         "(B, H, T, d), (B, H_kv, T, d) -> the same shapes. Raises TypeError or ValueError on input that does not fit."
         check_evolves(q, k, self.d, self.dt)
+        if self.lean and torch.is_grad_enabled():
+            return _recomputed(self.evolve, q, k, self.n)
+        return self.evolve(q, k)
+
+    def evolve(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        "The dynamics without the checks."
         return evolve_groups(q, k, lambda q, k: self.step(q, k, self.pull, self.dt, self.n))
 
     def pull(self, q: Tensor) -> Tensor:

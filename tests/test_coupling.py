@@ -1,15 +1,17 @@
 """Coupling moves each token by itself, as its formula says, back again where it should, and not at all for dt = 0."""
 
-import copy, math, pickle
+import copy, itertools, math, pickle
 
 import numpy as np
 import pytest
 import torch
 from test_attention import DTYPES, EPS, close, rand, refuses
 from torch.autograd.functional import jacobian
+from torch.profiler import profile
 
 from coupled_qk.attention import rotary
 from coupled_qk.coupling import Coupling, ForceField, QueryMLP, displacement, euler, score_terms
+from coupled_qk.gpt import GPT, GPTConfig
 from coupled_qk.integrators import PotentialForce, leapfrog, leapfrog_dkd, rk4, symplectic_euler
 
 STEPS = [euler, symplectic_euler, leapfrog, leapfrog_dkd, rk4]
@@ -206,7 +208,7 @@ def test_memory_layout_does_not_matter(H_kv):
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"])
 def test_copies(again):
     q, k = heads(d=4)
-    for module in (coupling(4, leapfrog_dkd, n=3), QueryMLP(4).double()):
+    for module in (coupling(4, leapfrog_dkd, n=3), coupling(4, n=2, lean=True), QueryMLP(4).double()):
         twin = again(module)
         close(twin(q, k), module(q, k), 0)
         twin.dt.data += 1
@@ -215,6 +217,111 @@ def test_copies(again):
 
 def test_repr_tells_the_integrator():
     assert "d=4, step=leapfrog, n=3" in repr(Coupling(4, leapfrog, 3))
+
+
+# -- the lean setting: the same numbers, with less memory
+
+
+def both(d=3, **options):
+    "The same coupling twice: fast and lean."
+    return [coupling(d, lean=lean, **options) for lean in (False, True)]
+
+
+class Twice(torch.nn.Module):
+    "One module in two places."
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, q, k):
+        return self.module(*self.module(q, k))
+
+
+def gradients(module, q, k):
+    "What the module gives, and the gradients of a function of it: by q, by k, and by dt and the force's weights."
+    q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
+    out = module(q, k)
+    loss = out[0].square().sum() + out[1].square().sum()
+    return [*out, *torch.autograd.grad(loss, [q, k, *module.parameters()])]
+
+
+# One step repeats the very same operations. Several go in pieces, which add up the weights' gradients in another order.
+PIECES = pytest.mark.parametrize("n,eps", [(1, 0), (3, 1e-12), (7, 1e-12)])
+
+
+@every_step
+@every_group
+@PIECES
+def test_lean_is_the_same(step, H_kv, n, eps):
+    "Gradients too, that of dt among them; seven steps are more than there are tokens."
+    fast, lean = (gradients(module, *heads(H_kv)) for module in both(step=step, n=n, dt=0.6 / n))
+    close(lean, fast, eps)
+    assert fast[4].shape == () and fast[4].abs() > 0.1
+
+
+@PIECES
+def test_lean_is_the_same_for_one_module_in_two_places(n, eps):
+    fast, lean = both(step=leapfrog_dkd, n=n, dt=0.6 / n)
+    close(*(gradients(Twice(module), *heads(2)) for module in (lean, fast)), eps)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_lean_is_the_same_compiled(n):
+    "Without a graph break; no compiler is needed for this. A product may be folded otherwise."
+    fast, lean = both(step=leapfrog, n=n, dt=0.6 / n)
+    traced = torch.compile(lean, backend="aot_eager", fullgraph=True)
+    close(gradients(traced, *heads(2)), gradients(fast, *heads(2)), 1e-12)
+
+
+@pytest.mark.parametrize("n,eps", [(1, 0), (2, 2**-7)])
+def test_lean_is_the_same_under_autocast(n, eps):
+    "The second pass runs in bfloat16 as the first did; pieces round their sums to its eight bits."
+    q, k = (t.bfloat16() for t in heads(2, d=4, T=6))
+    with torch.autocast("cpu", torch.bfloat16):
+        fast, lean = (gradients(module, q, k) for module in both(4, step=leapfrog, dtype=torch.float32, n=n))
+    for a, b in zip(lean, fast, strict=True):
+        assert a.dtype == b.dtype and (a - b).norm() <= eps * b.norm()
+
+
+def test_lean_is_the_same_inside_a_model():
+    fast, lean = (
+        GPT(GPTConfig(vocab_size=17, context=8, d_model=16, n_heads=4, n_kv_heads=2, pre="euler", pre_options=options))
+        for options in ({}, {"lean": True})
+    )
+    ids = torch.arange(8)[None]
+    close(*(torch.autograd.grad(m(ids).square().sum(), [*m.parameters()]) for m in (lean, fast)), 0)
+    assert "lean" in repr(lean) and "lean" not in repr(fast)
+
+
+def test_lean_computes_nothing_twice_without_gradients():
+    module, calls = coupling(step=leapfrog, n=2, lean=True), []
+    module.force.register_forward_hook(lambda *_: calls.append("force"))
+    with torch.no_grad():
+        close(module(*heads(2)), coupling(step=leapfrog, n=2)(*heads(2)), 0)
+    assert calls == ["force"] * 3
+
+
+def memory(work, unit):
+    "Bytes that `work` leaves behind, and the most that it needs at one time, in units of `unit`."
+    with profile(profile_memory=True) as seen:
+        kept = work()
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = [*itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))]
+    del kept
+    return held[-1] / unit.nbytes, max(held) / unit.nbytes
+
+
+@pytest.mark.parametrize("step", [euler, leapfrog], ids=lambda f: f.__name__)
+def test_lean_keeps_nothing_but_its_results(step):
+    "However many steps; and the second pass needs for many, which go in pieces, what it needs for one, and their sum."
+    q, k = heads(d=16, T=256, grad=True)
+    lean = {n: coupling(16, step, n=n, lean=True) for n in (1, 7)}
+    kept = [memory(lambda n=n: lean[n](q, k), q)[0] for n in lean]
+    assert max(kept) < 2.2  # q and k moved, and a few kilobytes: the state of random numbers
+    assert memory(lambda: coupling(16, step)(q, k), q)[0] > 4.9
+    once, seven_times = (memory(lambda n=n: gradients(lean[n], q, k), q)[1] for n in lean)
+    assert seven_times < once + 2
 
 
 # -- displacement
@@ -255,6 +362,7 @@ BAD = {
     "step is a result": (lambda: Coupling(3, step=euler(Q, K, torch.tanh, 0.1)), "step", "function", "tuple"),
     "force is a name": (lambda: Coupling(4, force="mlp"), "force", "str"),
     "force is a class": (lambda: Coupling(4, force=ForceField), "force", "type"),
+    "lean is a word": (lambda: Coupling(4, lean="no"), "lean", "True or False", "'no'"),
     "force of other width": (lambda: Coupling(4, force=ForceField(5)), "force", "4", "5"),
     "force that would be spread": (lambda: Coupling(3, force=Narrow())(Q, K), "force", "(2, 4, 5, 3)", "(2, 4, 5, 1)"),
     "q rank": (lambda: C(Q[0], K[0]), "q must", "(B, H, T, d)", "(4, 5, 3)"),
