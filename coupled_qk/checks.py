@@ -160,7 +160,7 @@ def checked_force(
 
     return pull
 
-
+# %% ../nbs/appendix/checks.ipynb #82cb0d7b
 def check_position(q: Tensor, d: int, weight: Tensor) -> None:
     "Raise TypeError or ValueError unless a force of width `d` with this weight can be taken at `q`."
     check_floats(q=q)
@@ -191,7 +191,7 @@ def check_dynamics(
     if not isinstance(lean, bool):
         raise TypeError(f"lean must be True or False, got {lean!r}")
 
-
+# %% ../nbs/appendix/checks.ipynb #26c4d157
 def check_evolves(q: Tensor, k: Tensor, d: int, dt: Tensor) -> None:
     "Raise TypeError or ValueError unless a module of head width `d` can evolve `q` and `k`."
     check_heads(q, k)

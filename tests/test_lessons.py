@@ -156,6 +156,10 @@ class TestContract:
     def test_checks_are_visible(self, lesson):
         assert sum(bool(CHECK.match(line)) for c in cells(lesson, "code") for line in c.source.splitlines()) >= 6
 
+    def test_imports_are_shown(self, lesson):
+        hidden = [c.id for c in cells(lesson, "code") if re.match(r"#\| export\n(import|from) ", c.source)]
+        assert hidden == [], "a reader who copies the cells of the page needs them: write #| exports"
+
     def test_predictions(self, lesson):
         assert sum("**Before you read on:**" in c.source for c in cells(lesson, "markdown")) >= 2
 

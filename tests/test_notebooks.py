@@ -5,7 +5,7 @@ Text is compared exactly and its numbers to a relative 1e-6 (`#| tolerance: 1e-3
 the cells marked `#| trained` or `#| timed`, by kind only. Under other versions than those of constraints.txt the
 notebooks only have to run."""
 
-import json, math, os, re, shutil
+import ast, json, math, os, re, shutil
 
 import pytest
 from conftest import ROOT, deviations, run
@@ -108,6 +108,16 @@ def test_saved_outputs(path):
             )
             if "image/png" in out.get("data", {}):
                 assert out.metadata.get("image/png", {}).get("alt"), f"cell {cell.id}: a picture without alt text"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(CFG.nbs_path).as_posix())
+def test_imports_stand_alone(path):
+    "nbdev runs each cell with an import when the site is built, and none of the cells between."
+    for cell in read_nb(path).cells:
+        other = str(cell.id).startswith("frame-") or re.match(r"#\| (export|eval: false)", cell.source)
+        if cell.cell_type == "code" and not other:
+            kinds = {isinstance(part, (ast.Import, ast.ImportFrom)) for part in ast.parse(cell.source).body}
+            assert len(kinds) < 2, f"cell {cell.id} has imports and other code: give the imports a cell of their own"
 
 
 def test_comparison():
