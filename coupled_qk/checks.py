@@ -143,7 +143,7 @@ def check_step(q: Tensor, k: Tensor, dt: Tensor | float, n: int = 1) -> None:
     check_step_size(dt)
     check_one_shape(q=q, k=k)
 
-
+# %% ../nbs/appendix/checks.ipynb #3184e0c8
 def checked_force(
     force: Any,  # f, a function of q
 ) -> Callable[[Tensor], Tensor]:  # the same, which raises TypeError or ValueError where f(q) has not the shape of q
@@ -170,7 +170,7 @@ def check_position(q: Tensor, d: int, weight: Tensor) -> None:
     if q.shape[-1:] != (d,):
         raise ValueError(f"q must have shape (..., {d}), got {tuple(q.shape)}")
 
-
+# %% ../nbs/appendix/checks.ipynb #b1431179
 def check_dynamics(
     d: int,  # head width
     step: Any,  # an integrator
