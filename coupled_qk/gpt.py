@@ -69,7 +69,7 @@ variants: dict[str, Callable[..., nn.Module] | None] = {
     "rk4": partial(Coupling, step=rk4),
     "query_mlp": QueryMLP,
     "drift": Drift,
-    **{name: partial(Nudge, **moves) for name, moves in controls.items()},
+    **{name: partial(Nudge, query=moves.get("query"), key=moves.get("key")) for name, moves in controls.items()},
 }
 scores: dict[str, Callable[..., Softmax]] = {"softmax": Softmax}
 

@@ -34,6 +34,7 @@ from coupled_qk.gpt import (
 from coupled_qk.integrators import PotentialForce, leapfrog, leapfrog_dkd, symplectic_euler
 
 VARIANTS = list(variants)
+COUPLED = ["euler", "symplectic_euler", "leapfrog", "leapfrog_dkd", "rk4"]  # those that take a number of steps
 every_variant = pytest.mark.parametrize("pre", VARIANTS)
 config = partial(GPTConfig, vocab_size=17, context=12, n_layers=2, n_heads=4, n_kv_heads=2, d_model=16, d_ff=24)
 IDS = torch.randint(17, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -389,7 +390,7 @@ def test_sizes_of_fresh_weights():
 @pytest.mark.parametrize("n_kv_heads", [2, None])
 @torch.no_grad()
 def test_a_step_of_zero_is_the_standard_model(pre, n_kv_heads):
-    options = {} if pre == "standard" else {"dt": 0.0} if pre == "query_mlp" else {"dt": 0.0, "n": 2}
+    options = {} if pre == "standard" else {"dt": 0.0, "n": 2} if pre in COUPLED else {"dt": 0.0}
     model = GPT(config(pre=pre, pre_options=options, n_kv_heads=n_kv_heads))
     close(model(IDS), GPT(config(n_kv_heads=n_kv_heads))(IDS), 0)
 
@@ -434,8 +435,9 @@ def test_presets_fit_the_config():
 @every_variant
 def test_a_name_is_the_integrator_of_that_name(pre):
     modules = [module for block in GPT(config(pre=pre)).blocks for module in block.attn.pre]
-    steps = [getattr(module, "step", type(module)) for module in modules]
-    assert steps == {"standard": [], "query_mlp": [QueryMLP] * 2}.get(pre, [getattr(integrators, pre, None)] * 2)
+    steps = [module.step for module in modules if isinstance(module, Coupling)]
+    assert steps == ([getattr(integrators, pre)] * 2 if pre in COUPLED else [])
+    assert len(modules) == (0 if pre == "standard" else 2)
 
 
 def test_options_reach_every_layer():
@@ -868,7 +870,7 @@ def _reloaded(model):
     ids=["deepcopy", "pickle", "state_dict"],
 )
 def test_copies(pre, again):
-    model = GPT(config(pre=pre, pre_options={} if pre in ("standard", "query_mlp") else {"n": 2}))
+    model = GPT(config(pre=pre, pre_options={"n": 2} if pre in COUPLED else {}))
     twin = again(model)
     close(twin(IDS), model(IDS), 0)
     assert twin.config == model.config and str(twin) == str(model)
