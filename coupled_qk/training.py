@@ -6,7 +6,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/training.html.md"""
 
 # %% auto #0
 __all__ = ['precisions', 'next_token_loss', 'TrainConfig', 'make_optimizer', 'learning_rate', 'autocast', 'add_gradients',
-           'first_bad', 'train_step', 'evaluate', 'bits_per_byte', 'History', 'fit']
+           'first_bad', 'train_step', 'evaluate', 'evaluate_together', 'bits_per_byte', 'History', 'fit']
 
 # %% ../nbs/06_training.ipynb #8cbdb345
 import math
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from tqdm.auto import tqdm
 from .checks import check_integer, check_sizes
 from .data import batches, windows
 from .gpt import look_up
-from .runs import RunFolder, add_up, load_checkpoint, save_checkpoint, world  # noqa: F401 (handed on)
+from .runs import RunFolder, add_up, fingerprint, load_checkpoint, save_checkpoint, world  # noqa: F401 (handed on)
 
 # %% ../nbs/06_training.ipynb #45efc8c8
 def next_token_loss(
@@ -235,7 +234,7 @@ def _summed_loss(model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], preci
     model.train(training)
     return total
 
-
+# %% ../nbs/06_training.ipynb #1cf31888
 def evaluate(
     model: nn.Module,  # ids (B, T) -> scores (B, T, V)
     tokens: Tensor,  # the held-out row, (n,)
@@ -245,6 +244,17 @@ def evaluate(
 ) -> float:  # nats per token
     "The mean loss over the whole of `tokens`, every token but the first predicted once."
     return _summed_loss(model, windows(tokens, context, batch_size), precision) / (len(tokens) - 1)
+
+# %% ../nbs/06_training.ipynb #5f8129f9
+def evaluate_together(
+    model: nn.Module,  # with a `config.context`
+    valid: Tensor,  # the held-out row, (n,)
+    precision: str = "float32",
+) -> float:  # nats per token
+    "As `evaluate`, where several processes share the windows; all of them must ask."
+    rank, n = world()
+    mine = islice(windows(valid, model.config.context, 32), rank, None, n)  # type: ignore[union-attr,arg-type]
+    return add_up(_summed_loss(model, mine, precision))[0] / (len(valid) - 1)
 
 # %% ../nbs/06_training.ipynb #1eb786d8
 def bits_per_byte(
@@ -269,29 +279,12 @@ class History:
         held_out = [loss for _, loss in self.evaluations]
         return bool(held_out) and held_out[-1] < min(held_out[:-1], default=math.inf)
 
-# %% ../nbs/06_training.ipynb #9b646da7
-def _fingerprint(tokens: Tensor) -> str:
-    "The length of a row of tokens, and a hash of some thousands of them."
-    some = tokens[:: max(1, len(tokens) // 4096)].to("cpu", torch.int32)
-    return f"{len(tokens)} tokens, {blake2b(some.numpy().tobytes(), digest_size=4).hexdigest()}"
-
-
+# %% ../nbs/06_training.ipynb #c1e8f14e
 def _about(model: nn.Module, train: Tensor, valid: Tensor, config: TrainConfig) -> dict[str, Any]:
-    "What makes this run the same run: all that decides its numbers. How a batch is divided only rounds them."
+    "What must be the same when a run goes on."
     settings = {k: v for k, v in asdict(config).items() if k not in ("accumulate", "compile")}
-    texts = {"training text": _fingerprint(train), "held-out text": _fingerprint(valid)}
+    texts = {"training text": fingerprint(train), "held-out text": fingerprint(valid)}
     return {**settings, "model": repr(model.config), **texts}
-
-
-def _resume(
-    folder: RunFolder | None, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
-) -> History:
-    "The history of the run that `folder` holds, after its model and optimizer are restored; an empty one for a new run."
-    step, info = folder.resume(model, optimizer) if folder else (0, {})
-    if not step:
-        return History([], [])
-    scaler.load_state_dict(info["scaler"])
-    return History(info["losses"], [(s, loss) for s, loss in info["evaluations"]])
 
 # %% ../nbs/06_training.ipynb #5e916678
 def _check_run(model: nn.Module, valid: Tensor, config: TrainConfig) -> None:
@@ -310,18 +303,6 @@ def _check_run(model: nn.Module, valid: Tensor, config: TrainConfig) -> None:
         raise ValueError(f"precision must be one that {device} has, got {config.precision}: {error}") from error
     if config.precision == "fp16" and device.type not in ("cpu", "cuda"):
         raise ValueError(f"precision fp16 needs a scaler, which {device} does not have: use bf16 or float32")
-
-# %% ../nbs/06_training.ipynb #120744c0
-def _evaluate_together(model: nn.Module, valid: Tensor, precision: str) -> float:
-    "As `evaluate`, where several processes share the windows."
-    rank, n = world()
-    mine = islice(windows(valid, model.config.context, 32), rank, None, n)  # type: ignore[union-attr,arg-type]
-    return add_up(_summed_loss(model, mine, precision))[0] / (len(valid) - 1)
-
-
-def _pace(seconds: list[float], tokens: int) -> float:
-    "Tokens a second, by the median step: other programs disturb a mean."
-    return tokens / sorted(seconds)[len(seconds) // 2] if seconds else math.nan
 
 # %% ../nbs/06_training.ipynb #efc32b08
 @dataclass
@@ -356,22 +337,25 @@ class _Run:
             info = {"losses": done.losses, "evaluations": done.evaluations, "scaler": self.scaler.state_dict()}
             self.folder.save(*parts, info, best)
 
-# %% ../nbs/06_training.ipynb #f44cde68
+# %% ../nbs/06_training.ipynb #10fc8b70
 def _start(model: nn.Module, train: Tensor, valid: Tensor, config: TrainConfig, checkpoint: str | Path | None) -> _Run:
     "A new run, or the one that the folder holds."
     _check_run(model, valid, config)
     device, optimizer = next(model.parameters()).device, make_optimizer(model, config)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     folder = RunFolder(checkpoint, _about(model, train, valid, config)) if checkpoint else None
-    history = _resume(folder, model, optimizer, scaler)
+    history, (step, info) = History([], []), folder.resume(model, optimizer) if folder else (0, {})
+    if step:
+        scaler.load_state_dict(info["scaler"])
+        history = History(info["losses"], [(s, loss) for s, loss in info["evaluations"]])
     return _Run(model, _spread(model, config.compile), optimizer, scaler, config, history, folder)
 
-
+# %% ../nbs/06_training.ipynb #c045d216
 def _pace(seconds: list[float], tokens: int) -> float:
     "Tokens a second, by the median step: other programs disturb a mean."
     return tokens / sorted(seconds)[len(seconds) // 2] if seconds else math.nan
 
-# %% ../nbs/06_training.ipynb #60965b92
+# %% ../nbs/06_training.ipynb #fd9663e1
 def fit(
     model: nn.Module,  # ids (B, T) -> scores (B, T, V), with a `config.context`; trained in place
     train: Tensor,  # the training row, (n,)
@@ -397,7 +381,7 @@ def fit(
             due = step == config.steps or bool(config.eval_every and step % config.eval_every == 0)
             if due:
                 progress.set_postfix_str("evaluating")
-                nats = _evaluate_together(model, valid, config.precision)
+                nats = evaluate_together(model, valid, config.precision)
                 history.evaluations.append((step, nats))
                 entry |= {"valid": nats, "bits_per_byte": bits(nats)}
             if run.folder:
