@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from . import __version__
+from .cli_train import add_generate, add_train
 
 # %% ../nbs/appendix/cli.ipynb #3af352b1
 examples = """examples:
@@ -195,6 +196,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_what(compare.add_argument)
     _add_how(compare.add_argument)
     compare.set_defaults(run=run_compare)
+    add_train(commands)
+    add_generate(commands)
     return parser
 
 # %% ../nbs/appendix/cli.ipynb #d2f8b3dd

@@ -286,14 +286,15 @@ def _about(model: nn.Module, train: Tensor, valid: Tensor, config: TrainConfig) 
     texts = {"training text": fingerprint(train), "held-out text": fingerprint(valid)}
     return {**settings, "model": repr(model.config), **texts}
 
-# %% ../nbs/06_training.ipynb #5e916678
-def _check_run(model: nn.Module, valid: Tensor, config: TrainConfig) -> None:
+# %% ../nbs/06_training.ipynb #67b3c5d1
+def _check_run(model: nn.Module, texts: tuple[Tensor, Tensor], config: TrainConfig) -> None:
     "Raise ValueError now for what would fail after the first steps, or only after the last."
     n, device = world()[1], next(model.parameters()).device
     if config.batch_size % (config.accumulate * n):
         parts = f"{config.accumulate} parts on each of {n} devices" if n > 1 else f"{config.accumulate} parts"
         raise ValueError(f"batch_size must divide into {parts}, got {config.batch_size}")
-    next(windows(valid, model.config.context))  # type: ignore[union-attr,arg-type]
+    for tokens in texts:
+        next(batches(tokens, 1, model.config.context))  # type: ignore[union-attr,arg-type]
     dtype = precisions[config.precision]
     if dtype is None:
         return
@@ -337,10 +338,10 @@ class _Run:
             info = {"losses": done.losses, "evaluations": done.evaluations, "scaler": self.scaler.state_dict()}
             self.folder.save(*parts, info, best)
 
-# %% ../nbs/06_training.ipynb #10fc8b70
+# %% ../nbs/06_training.ipynb #f9dda8e0
 def _start(model: nn.Module, train: Tensor, valid: Tensor, config: TrainConfig, checkpoint: str | Path | None) -> _Run:
     "A new run, or the one that the folder holds."
-    _check_run(model, valid, config)
+    _check_run(model, (train, valid), config)
     device, optimizer = next(model.parameters()).device, make_optimizer(model, config)
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
     folder = RunFolder(checkpoint, _about(model, train, valid, config)) if checkpoint else None
@@ -355,7 +356,7 @@ def _pace(seconds: list[float], tokens: int) -> float:
     "Tokens a second, by the median step: other programs disturb a mean."
     return tokens / sorted(seconds)[len(seconds) // 2] if seconds else math.nan
 
-# %% ../nbs/06_training.ipynb #fd9663e1
+# %% ../nbs/06_training.ipynb #ad8d9fd4
 def fit(
     model: nn.Module,  # ids (B, T) -> scores (B, T, V), with a `config.context`; trained in place
     train: Tensor,  # the training row, (n,)
@@ -368,9 +369,10 @@ def fit(
 ) -> History:
     "Train with AdamW, warm-up, cosine and clipping; evaluate on all of `valid`, at the end at least."
     run, seconds = _start(model, train, valid, config, checkpoint), []
-    history, start, T = run.history, len(run.history.losses), model.config.context  # type: ignore[union-attr]
-    data = islice(batches(train, config.batch_size, T, config.seed, start), config.steps - start)  # type: ignore[arg-type]
-    quiet, tokens = not bar or world()[0] > 0, config.batch_size * T  # type: ignore[operator]
+    context: int = model.config.context  # type: ignore[union-attr,assignment]
+    history, start, tokens = run.history, len(run.history.losses), config.batch_size * context
+    data = islice(batches(train, config.batch_size, context, config.seed, start), config.steps - start)
+    quiet = not bar or world()[0] > 0
     bits = lambda nats: bits_per_byte(nats, bytes_per_token)
     with tqdm(data, bar, config.steps, initial=start, disable=quiet, unit="step", mininterval=0.5) as progress:
         for step, (x, y) in enumerate(progress, start + 1):

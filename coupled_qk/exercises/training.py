@@ -154,7 +154,7 @@ def _read_walk(saved: dict[str, Any], run: Walk) -> str | None:
             setattr(run, name, int(value) if name == "done" else value)
     return None
 
-# %% ../../nbs/appendix/exercises_06.ipynb #c8090700
+# %% ../../nbs/appendix/exercises_06.ipynb #c820bb01
 _needed = {
     "w": "the weights begin again",
     "speed": "the weights begin again from rest",
@@ -179,7 +179,8 @@ def _lost(saved: Any, run: Walk) -> str | None:
     ]
     if "generator" in saved and not torch.equal(again.generator.get_state(), run.generator.get_state()):
         wrong.append("generator")
-    again.advance(9), run.advance(9)
+    again.advance(9)
+    run.advance(9)
     away = f"after nine more steps the weights are {(again.w - run.w).norm().item():.2g} away from where they should be"
     if missing:
         return f"without {missing[0]!r}, {_needed[missing[0]]}; {away}"
@@ -191,7 +192,8 @@ def check_saved(
 ) -> bool:
     "Exercise 3: what a checkpoint must hold."
     run, unbroken = Walk(), Walk()
-    run.advance(7), unbroken.advance(7)
+    run.advance(7)
+    unbroken.advance(7)
     saved, problem = call(answer, run)
     problem = problem or _lost(saved, unbroken)
     return verdict(problem, "weights, momentum, the number of steps and the random state: the run goes on to the bit")
