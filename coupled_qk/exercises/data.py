@@ -54,7 +54,7 @@ _words: list[tuple[str, list[Pair]]] = [
     ("banana", []),
 ]
 
-# %% ../../nbs/appendix/exercises_05.ipynb #ff47781f
+# %% ../../nbs/appendix/exercises_05.ipynb #e0500015
 def _wrong_tokens(word: str, merges: list[Pair], tokens: Any) -> str | None:
     "What is wrong with these tokens of a word."
     if not isinstance(tokens, list | tuple) or not all(isinstance(t, str) for t in tokens):
@@ -76,7 +76,7 @@ def _wrong_tokens(word: str, merges: list[Pair], tokens: Any) -> str | None:
         )
     return f"{given} the merges, made one after the other wherever their pair stands, give {right}; you got {got}"
 
-# %% ../../nbs/appendix/exercises_05.ipynb #c41604a3
+
 def check_encoder(
     answer: Any,  # a function of a word and a list of merges that returns the tokens
 ) -> bool:
