@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from . import __version__
+from .cli_study import add_study
 from .cli_train import add_generate, add_train
 
 # %% ../nbs/appendix/cli.ipynb #3af352b1
@@ -196,6 +197,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_what(compare.add_argument)
     _add_how(compare.add_argument)
     compare.set_defaults(run=run_compare)
+    add_study(commands)
     add_train(commands)
     add_generate(commands)
     return parser

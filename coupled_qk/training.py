@@ -59,6 +59,7 @@ class TrainConfig:
     accumulate: int = 1  # parts of a batch, one after the other
     precision: str = "float32"  # of matrix products: float32, bf16 or fp16
     compile: bool = False  # let torch.compile make the model faster?
+    qk_lr: float = 1.0  # how many times faster W_q and W_k learn: a control of chapter 07
 
     def __post_init__(self) -> None:
         _check_config(self)
@@ -70,7 +71,7 @@ def _check_config(config: TrainConfig) -> None:
     if config.eval_every is not None:
         check_sizes(eval_every=config.eval_every)
     check_integer("seed", config.seed)
-    for name in ("lr", "weight_decay", "clip", "warmup"):
+    for name in ("lr", "weight_decay", "clip", "warmup", "qk_lr"):
         value = getattr(config, name)
         if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number, not negative, got {value!r}")
@@ -88,10 +89,13 @@ def make_optimizer(
     config: TrainConfig,
 ) -> torch.optim.AdamW:
     "AdamW with betas 0.9 and 0.95, and decay on matrices only; fused, which takes one pass over the weights."
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), fused=True)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, p in model.named_parameters():
+        decay = config.weight_decay if p.ndim >= 2 else 0.0
+        pace = config.qk_lr if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
+        groups.setdefault((decay, pace), []).append(p)
+    parts = [{"params": ps, "weight_decay": decay, "pace": pace} for (decay, pace), ps in groups.items()]
+    return torch.optim.AdamW(parts, lr=config.lr, betas=(0.9, 0.95), fused=True)
 
 # %% ../nbs/06_training.ipynb #d4c70510
 def learning_rate(
@@ -322,7 +326,7 @@ class _Run:
         "One step, and its line for the log."
         rate = learning_rate(step - 1, self.config)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["pace"]
         share = _my_share(x, y, next(self.model.parameters()).device)
         try:
             loss, norm = train_step(self.net, self.optimizer, *share, self.config, self.scaler)

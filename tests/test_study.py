@@ -1,0 +1,259 @@
+"A study's runs are found again by what decides them, survive a kill, share out, and repeat to the bit."
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from conftest import ROOT
+
+from coupled_qk import study as module
+from coupled_qk.cli import main
+from coupled_qk.gpt import GPTConfig
+from coupled_qk.study import Run, Study, check, collect, comparisons, format_study, gaps, perform, studies, study
+from coupled_qk.training import TrainConfig
+
+MODEL = GPTConfig(vocab_size=300, context=16, n_layers=1, n_heads=1, d_model=16, d_ff=32)
+TRAIN = TrainConfig(steps=6, batch_size=2, lr=1e-2, eval_every=3)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("\n".join(f"the {i} th line says that {i * i} is the square of {i}" for i in range(300)))
+    return str(file)
+
+
+def runs(text, arms=("standard", "euler"), seeds=2, **train):
+    how = replace(TRAIN, **train)
+    return tuple(Run(a, s, replace(MODEL, pre=a), replace(how, seed=s), text) for s in range(seeds) for a in arms)
+
+
+@pytest.fixture
+def tiny(text, monkeypatch):
+    "A study of four short runs, and nothing stored."
+    monkeypatch.setitem(studies, "tiny", lambda: Study("?", runs(text), (("euler", "standard"),)))
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    return "tiny"
+
+
+# -- what a run is
+
+
+def test_key_is_what_decides_a_run(text):
+    run = runs(text)[0]
+    others = [
+        replace(run, seed=5),
+        replace(run, corpus="x"),
+        replace(run, start="near"),
+        replace(run, model=replace(MODEL, d_ff=40)),
+        replace(run, train=replace(run.train, lr=1e-3)),
+        replace(run, train=replace(run.train, seed=5)),
+    ]
+    assert len({r.key for r in (run, *others)}) == 7
+    assert replace(run, arm="another name").key == run.key
+
+
+def test_key_does_not_heed_options_at_their_default(text):
+    "Else an option that is added later would make every stored run a stranger."
+    run = runs(text)[0]
+    facts = module._chosen(run)
+    assert "qk_lr" not in facts["train"] and "score" not in facts["model"] and facts["train"]["steps"] == 6
+
+
+@pytest.mark.parametrize("name", list(studies))
+def test_studies_are_paired_and_without_doubles(name):
+    made = studies[name]()
+    assert len({r.key for r in made.runs}) == len(made.runs)
+    seeds = {arm: {r.seed for r in made.runs if r.arm == arm} for arm in {r.arm for r in made.runs}}
+    assert made.base in seeds and all(s == seeds[made.base] for s in seeds.values())
+    assert all(a in seeds and (b in seeds or b == "best control") for a, b in made.primary)
+
+
+def test_shared_runs_are_made_once():
+    keys = lambda name: {r.key for r in studies[name]().runs}
+    assert len(keys("ablation") & keys("controls")) == 30  # standard, euler and query_mlp, ten seeds
+    assert len(keys("noise") & keys("ablation")) == 8
+
+
+# -- one run
+
+
+def test_a_run_repeats_to_the_bit_and_says_what_it_is(text, tmp_path):
+    run = runs(text)[1]
+    first, second = (perform(run, tmp_path / name) for name in "ab")
+    assert first["nats"] == second["nats"] and first["training_curve"] == second["training_curve"]
+    assert first["key"] == run.key and first["model"]["pre"] == "euler" and first["environment"]["torch"]
+    assert [step for step, _ in first["evaluations"]] == [3, 6] and len(first["layers"]) == 1
+    assert perform(runs(text)[3], tmp_path / "c")["nats"] != first["nats"]
+
+
+def test_starts_move_the_weights_a_little(text, tmp_path):
+    run = runs(text)[0]
+    nats = {s: perform(replace(run, start=s), tmp_path / s)["nats"] for s in module.starts}
+    assert len(set(nats.values())) == 3 and max(nats.values()) - min(nats.values()) < 0.5
+    with pytest.raises(ValueError, match="unknown start 'x'"):
+        perform(replace(run, start="x"), tmp_path / "x")
+
+
+def test_a_stopped_run_goes_on_to_the_same_numbers(text, tmp_path):
+    run, asked = runs(text)[1], iter([False, True])
+    assert perform(run, tmp_path / "a", lambda: next(asked)) is None
+    assert perform(run, tmp_path / "a")["nats"] == perform(run, tmp_path / "b")["nats"]
+
+
+# -- many runs
+
+
+def test_a_study_is_made_once(tiny, tmp_path):
+    result = study(tiny, tmp_path, jobs=2)
+    assert [(r["arm"], r["seed"]) for r in result["runs"]] == [
+        ("standard", 0),
+        ("euler", 0),
+        ("standard", 1),
+        ("euler", 1),
+    ]
+    assert json.loads((tmp_path / "study-tiny.json").read_text())["runs"] == result["runs"]
+    files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.json")}
+    assert study(tiny, tmp_path)["runs"] == result["runs"]
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.json")} == files
+
+
+def test_shares_make_the_whole(tiny, tmp_path):
+    counts = [len(study(tiny, tmp_path, shard=(i, 3))["runs"]) for i in (1, 2, 3)]
+    assert counts == [2, 3, 4]
+
+
+def test_a_run_in_other_hands_is_left_alone(text, tmp_path):
+    from filelock import FileLock
+
+    wanted = runs(text)[:2]
+    (tmp_path / "parts").mkdir()
+    with FileLock(tmp_path / "parts" / f"{wanted[0].key}.lock"):
+        module.work(wanted, tmp_path, say=lambda _: None)
+    assert [p.stem for p in (tmp_path / "rows").iterdir()] == [wanted[1].key]
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_study import runs
+from coupled_qk import study as module
+module.studies["long"] = lambda: module.Study("?", runs({text!r}, ("euler",), 1, steps=300, eval_every=20), ())
+if __name__ == "__main__":
+    module.study("long", {out!r})
+"""
+
+
+def test_a_killed_study_goes_on_to_the_same_numbers(text, tmp_path):
+    "All its processes die at once, as when a machine does; the second start finds a checkpoint and ends as if nothing had been."
+    script = tmp_path / "long.py"
+    script.write_text(SCRIPT.format(tests=str(ROOT / "tests"), text=text, out=str(tmp_path / "out")))
+    first = subprocess.Popen([sys.executable, script], start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out/long/parts/*/last.safetensors")):
+        assert time.monotonic() < deadline and first.poll() is None
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert not list(tmp_path.glob("out/long/rows/*.json"))
+    assert subprocess.run([sys.executable, script]).returncode == 0
+    (row,) = (json.loads(p.read_text()) for p in tmp_path.glob("out/long/rows/*.json"))
+    run = runs(text, ("euler",), 1, steps=300, eval_every=20)[0]
+    assert row["nats"] == perform(run, tmp_path / "again")["nats"]
+
+
+# -- what it says
+
+
+def result_of(values, primary=(("b", "a"),)):
+    rows = [
+        {"arm": a, "seed": s, "nats": x, "perplexity": 2.0, "bits_per_byte": 1.0}
+        for a, xs in values.items()
+        for s, x in enumerate(xs)
+    ]
+    return {"question": "?", "base": "a", "primary": primary, "runs": rows, "wanted": 9}
+
+
+def test_comparisons_are_paired_and_the_named_ones_first():
+    result = result_of({"a": [1.0, 2.0, 3.0], "c": [1.5, 2.5, 3.6], "b": [0.9, 1.8, 2.9], "d": [1.0, 2.1, 3.0]})
+    assert gaps(result, "b", "a") == pytest.approx([-0.1, -0.2, -0.1])
+    lines = comparisons(result)
+    assert [line["arm"] for line in lines] == ["b", "c", "d"] and lines[0]["primary"] and "holm_p" not in lines[0]
+    assert lines[1]["holm_p"] == pytest.approx(min(1, 2 * lines[1]["p"]))
+    assert "named beforehand" in format_study(result)
+
+
+def test_best_control_is_found_among_the_controls():
+    result = result_of(
+        {"a": [1.0, 1.0], "b": [0.5, 0.6], "kick": [0.9, 0.8], "drift": [1.1, 1.0]}, (("b", "best control"),)
+    )
+    assert comparisons(result)[0]["base"] == "kick"
+
+
+def test_half_a_study_can_be_read():
+    assert comparisons(result_of({"a": [1.0, 2.0], "b": [0.9]})) == []
+    assert "No run" in format_study({**result_of({}), "runs": []})
+
+
+# -- made again
+
+
+def test_check_repeats_to_the_bit_and_finds_another_number(tiny, text, tmp_path, monkeypatch):
+    rows = study(tiny, tmp_path)["runs"]
+    monkeypatch.setattr(module, "_stored_rows", lambda name: rows if name == "tiny" else [])
+    assert all(line["fine"] and line["allowed"] == 0 for line in check(tiny, 2, seed=1))
+    for row in rows:
+        row["nats"] += 1e-7
+    assert not any(line["fine"] for line in check(tiny, 2, seed=1))
+    with pytest.raises(ValueError, match="from 1 to 4"):
+        check(tiny, 5)
+
+
+def test_check_elsewhere_allows_what_training_itself_does(tiny, tmp_path, monkeypatch):
+    rows = study(tiny, tmp_path)["runs"]
+    for row in rows:
+        row["environment"]["torch"] = "another"
+    noise = [{"arm": a, "seed": s, "nats": x} for s in range(2) for a, x in (("standard", 1.0), ("perturbed", 1.01))]
+    monkeypatch.setattr(module, "_stored_rows", lambda name: {"tiny": rows, "noise": noise}.get(name, []))
+    (line,) = check(tiny, 1)
+    assert line["fine"] and line["allowed"] == pytest.approx(3 * 0.01 / 2**0.5)
+    for row in rows:
+        row["nats"] += 0.1
+    assert not check(tiny, 1)[0]["fine"]
+
+
+STORED = sorted(p.stem.removeprefix("study-") for p in (ROOT / "coupled_qk" / "results").glob("study-*.json"))
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_studies_are_those_described(name, tmp_path):
+    "Each stored row is a run of its study, with its commit and machine; none was made from changed files."
+    stored = module._stored_rows(name)
+    keys = {r.key: r.arm for r in studies[name]().runs}
+    assert stored and all(keys[row["key"]] == row["arm"] for row in stored)
+    assert all(row["environment"]["commit"] and "dirty" not in row["environment"]["commit"] for row in stored)
+    assert collect(name, tmp_path)["runs"] == stored
+
+
+# -- bad input
+
+
+def test_bad_input(tiny, tmp_path, capsys):
+    with pytest.raises(ValueError, match="unknown study 'ablatoin'"):
+        study("ablatoin", tmp_path)
+    with pytest.raises(ValueError, match="jobs"):
+        study(tiny, tmp_path, jobs=0)
+    for bad in ((0, 2), (3, 2)):
+        with pytest.raises(ValueError, match="shard"):
+            study(tiny, tmp_path, shard=bad)
+    assert main(["study", "ablatoin", "--show"]) == 2 and "ablation" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["study", "noise", "--shard", "x"])
+    assert main(["study", tiny, "--show", "--json", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == []
+    assert not list(tmp_path.iterdir())
