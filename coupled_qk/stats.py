@@ -15,13 +15,16 @@ from typing import NamedTuple
 import numpy as np
 
 # %% ../nbs/appendix/stats.ipynb #80843b54
-def _row(gaps: Sequence[float], least: int) -> np.ndarray:
-    "The differences as numbers. Raises ValueError for too few, or for one that is not finite."
-    row = np.asarray(gaps, dtype=float)
-    if row.ndim != 1 or len(row) < least:
-        raise ValueError(f"gaps must be a row of at least {least} differences, got shape {row.shape}")
+def _row(numbers: Sequence[float], least: int, name: str = "gaps") -> np.ndarray:
+    "One row of numbers. Raises ValueError for too few, or for one that is not finite."
+    try:
+        row = np.array([float(x) for x in numbers])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a row of numbers: {error}") from error
+    if len(row) < least:
+        raise ValueError(f"{name} must be at least {least} numbers, got {len(row)}")
     if not np.isfinite(row).all():
-        raise ValueError("gaps must be finite numbers")
+        raise ValueError(f"{name} must be finite numbers, got {row}")
     return row
 
 # %% ../nbs/appendix/stats.ipynb #a9760ef5
@@ -58,9 +61,12 @@ def holm(
     p_values: Sequence[float],
 ) -> list[float]:  # adjusted, in the given order
     "Holm's step-down correction for several comparisons (Holm 1979)."
-    m, adjusted, largest = len(p_values), [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(np.argsort(p_values)):
-        largest = max(largest, min(1.0, (m - rank) * p_values[i]))
+    row = _row(p_values, 0, "p_values")
+    if len(row) and not 0 <= row.min() <= row.max() <= 1:
+        raise ValueError(f"p_values must lie between 0 and 1, got {row}")
+    adjusted, largest = [0.0] * len(row), 0.0
+    for rank, i in enumerate(np.argsort(row)):
+        largest = max(largest, min(1.0, (len(row) - rank) * float(row[i])))
         adjusted[i] = largest
     return adjusted
 
@@ -101,11 +107,18 @@ def power(
     "The chance that a two-sided t-test at 5 % finds an effect."
     from scipy.stats import nct, t
 
-    if n < 2 or not sd > 0:
-        raise ValueError(f"n must be at least 2 and sd positive, got {n} and {sd}")
+    if not (n >= 2 and 0 < sd < math.inf and abs(effect) < math.inf):  # false for nan, too
+        raise ValueError(f"n must be at least 2, sd positive and effect finite, got {n}, {sd} and {effect}")
     shift, edge = abs(effect) / sd * math.sqrt(n), t.ppf(0.975, n - 1)
-    wrong_side = np.nan_to_num(nct.cdf(-edge, n - 1, shift))  # SciPy gives nan where it is far below 1e-16
+    if shift > 1e3 * edge:
+        return 1.0  # SciPy gives nan out there
+    wrong_side = np.nan_to_num(nct.cdf(-edge, n - 1, shift))  # and here, where it is far below 1e-16
     return float(nct.sf(edge, n - 1, shift) + wrong_side)
+
+
+def _check_wanted(wanted: float) -> None:
+    if not 0.05 < wanted < 1:
+        raise ValueError(f"wanted, the power, must lie between 0.05 and 1, got {wanted}")
 
 
 def pairs_needed(
@@ -114,6 +127,7 @@ def pairs_needed(
     wanted: float = 0.8,  # power
 ) -> int:
     "The smallest number of pairs that finds `effect` with the wanted power. Raises ValueError beyond 1,000."
+    _check_wanted(wanted)
     found = next((n for n in range(2, 1001) if power(effect, sd, n) >= wanted), None)
     if found is None:
         raise ValueError(f"an effect of {effect} with a deviation of {sd} would need more than 1,000 pairs")
@@ -128,4 +142,7 @@ def smallest_effect(
     "The smallest true difference that `n` pairs find with the wanted power."
     from scipy.optimize import brentq
 
-    return float(brentq(lambda x: power(x, sd, n) - wanted, 0, 30 * sd))  # 30: enough for two pairs
+    _check_wanted(wanted)
+    if wanted > 0.99:
+        raise ValueError(f"wanted must be at most 0.99 here, got {wanted}")
+    return float(brentq(lambda x: power(x, sd, n) - wanted, 0, 40 * sd))  # 40: enough for two pairs

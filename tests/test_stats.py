@@ -79,6 +79,17 @@ def test_bad_numbers():
     for margin in (0, -1, math.nan, math.inf):
         with pytest.raises(ValueError, match="margin"):
             equivalence_p([1.0, 2.0], margin)
+    for p_values in ([0.01, math.nan], [5, -1], None, 0.5, [[0.1]], ["x"]):
+        with pytest.raises(ValueError, match="p_values"):
+            holm(p_values)
+    for effect, sd, n in ((math.inf, 1, 5), (math.nan, 1, 5), (1, 1, math.nan)):
+        with pytest.raises(ValueError, match="effect"):
+            power(effect, sd, n)
+    assert power(1, 1e-300, 5) == 1
+    for wanted in (-1, 0, 0.05, 1, 1.5, math.nan):
+        for ask in (pairs_needed, smallest_effect):
+            with pytest.raises(ValueError, match="wanted"):
+                ask(0.5, 8, wanted)
     for n, sd in ((1, 1.0), (8, 0.0), (8, -1.0), (8, math.nan)):
         with pytest.raises(ValueError, match="n must"):
             power(1.0, sd, n)
