@@ -131,9 +131,10 @@ def rotary(
     if x.ndim < 2:
         raise ValueError(f"x must have shape (..., T, d), got {tuple(x.shape)}")
     angles = rotary_angles(x.shape[-2], x.shape[-1], start, base, x.device)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos, sin = angles.cos(), angles.sin()
+    own, other = torch.cat([cos, cos, -sin, sin], dim=-1).to(x.dtype).chunk(2, dim=-1)
     a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    return x * own + torch.cat([b, a], dim=-1) * other  # a cos - b sin, b cos + a sin
 
 # %% ../nbs/00_attention.ipynb #a464627b
 class Heads(NamedTuple):

@@ -51,14 +51,19 @@ LEAN = {f"{label}, lean": (pre, {**more, "lean": True}) for label, (pre, more) i
 # -- measuring
 
 
-def in_turn(works: dict[str, Work], rounds: int, clock: Callable[[], float] = time.process_time) -> dict[str, dict]:
+def in_turn(
+    works: dict[str, Work],
+    rounds: int,
+    warm: int = 2,  # rounds before these, to warm up or to compile
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, dict]:
     "Seconds of each work, and their ratio to the first one's of the same round."
     seconds: dict[str, list[float]] = {label: [] for label in works}
-    for turn in range(rounds + 2):  # the first two warm up, or compile
+    for turn in range(-warm, rounds):
         for label, work in works.items():
             began = clock()
             work()
-            seconds[label] += [clock() - began] if turn > 1 else []
+            seconds[label] += [clock() - began] if turn >= 0 else []
     base = next(iter(seconds.values()))
     ratios = {label: [a / b for a, b in zip(s, base, strict=True)] for label, s in seconds.items()}
     return {
@@ -242,7 +247,7 @@ def writing_part(rounds: int) -> dict:
     found = {}
     for pre, model in models.items():
         works = {"cached": lambda m=model: m.generate(prompt, n), "uncached": lambda m=model: recompute(m, prompt, n)}
-        found[pre] = in_turn(works, max(2, rounds // 5))
+        found[pre] = in_turn(works, max(2, rounds // 5), warm=0)  # each writes for seconds
         print(table(f"writing 256 tokens with small, B = 1, {pre}", found[pre]))
     return found
 
@@ -251,7 +256,7 @@ def import_part(rounds: int) -> dict:
     "Time of an import in a new process, relative to that of torch, by the clock."
     models = "coupled_qk.gpt, coupled_qk.training, coupled_qk.experiments"
     run = lambda names: lambda: subprocess.run([sys.executable, "-c", f"import {names}"], check=True)
-    rows = in_turn({names: run(names) for names in ("torch", "coupled_qk", models)}, rounds, time.perf_counter)
+    rows = in_turn({names: run(names) for names in ("torch", "coupled_qk", models)}, rounds, clock=time.perf_counter)
     print(table("import", rows))
     return rows
 
