@@ -296,6 +296,7 @@ def bytes_per_token(
 def _runs(document: str, words: int) -> list[int]:
     "The runs of so many words in a row, each as one number."
     w = document.split()
+    # compared within one process only, so Python's own hash will do
     return [hash(tuple(w[i : i + words])) for i in range(len(w) - words + 1)]
 
 # %% ../nbs/05_data.ipynb #af4e2691
