@@ -184,6 +184,11 @@ def test_nucleus_accepts(capsys, nucleus):
     assert said(capsys, check_nucleus, nucleus)[0]
 
 
+def test_which_of_equal_tokens_stays_is_free(capsys):
+    last_first = lambda x, p: by_sort(x.flip(0), p).flip(0)
+    assert said(capsys, check_nucleus, last_first)[0]
+
+
 def crossing_left_out(probabilities, p):
     best, order = probabilities.sort(descending=True)
     return torch.zeros(len(best), dtype=torch.bool).scatter(0, order, best.cumsum(0) <= p)
@@ -193,6 +198,8 @@ def crossing_left_out(probabilities, p):
     "words, nucleus",
     [
         ("belongs to the nucleus too", crossing_left_out),
+        ("already add up to exactly p", lambda x, p: by_sort(x, p + 1e-9)),
+        ("is right", lambda x, p: torch.stack([x[x > y].sum() < p for y in x])),  # all that are equal stay
         ("order of the vocabulary", lambda x, p: x.cumsum(0) - x < p),
         ("sorted order", lambda x, p: x.sort(descending=True).values.cumsum(0) - x.sort(descending=True).values < p),
         ("single probabilities with p", lambda x, p: x >= p),

@@ -9,7 +9,7 @@ __all__ = ['check_looking_back', 'check_nucleus', 'check_count']
 
 # %% ../../nbs/appendix/exercises_04.ipynb #71e6c195
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any
 
 import torch
@@ -74,6 +74,8 @@ _chances = (
     ([0.02, 0.03, 0.9, 0.05], (0.5, 0.92)),
     ([0.25, 0.26, 0.24, 0.25], (0.1, 0.7)),
     ([1.0, 0.0, 0.0], (0.5,)),
+    ([0.25, 0.5, 0.125, 0.125], (0.5, 0.75)),  # sums that reach p exactly
+    ([0.25, 0.25, 0.25, 0.25], (0.5,)),  # any two of them
 )
 
 # %% ../../nbs/appendix/exercises_04.ipynb #8cfcc3af
@@ -96,12 +98,20 @@ def _up_to(row: list[float], p: float) -> list[bool]:
     return [i in kept for i in range(len(row))]
 
 
+def _one_more(row: list[float], p: float) -> list[bool]:
+    order = _order(row)
+    before = [0.0, *accumulate(row[i] for i in order)]
+    kept = {i for i, b in zip(order, before, strict=False) if b <= p}
+    return [i in kept for i in range(len(row))]
+
+
 def _as_they_come(row: list[float], p: float) -> list[bool]:
     return [b < p for b in [0.0, *accumulate(row)][:-1]]
 
 # %% ../../nbs/appendix/exercises_04.ipynb #8115e95a
 _mistakes: dict[str, Callable[[list[float], float], list[bool]]] = {
     "the token with which the sum reaches p belongs to the nucleus too, or it does not add up to p": _up_to,
+    "where the better ones already add up to exactly p, no other token is needed": _one_more,
     "that adds the probabilities in the order of the vocabulary; begin with the most probable token": _as_they_come,
     "that is the mask in sorted order; say for each token of the vocabulary, in its own order": lambda row, p: sorted(
         _nucleus(row, p), reverse=True
@@ -125,6 +135,11 @@ def _mask(answer: Any, row: list[float], p: float) -> tuple[list[bool], str | No
     return kept.bool().tolist(), problem
 
 
+def _alike(case: tuple[list[float], float], kept: list[bool], wanted: list[bool]) -> bool:
+    "Do two answers keep tokens of the same probabilities? Which one of equal tokens stays is free."
+    return sorted(compress(case[0], kept)) == sorted(compress(case[0], wanted))
+
+
 def check_nucleus(
     answer: Any,  # a function of probabilities, (V,), and p that says which tokens stay, (V,)
 ) -> bool:
@@ -138,10 +153,10 @@ def check_nucleus(
         given.append(mask)
     right = [_nucleus(*case) for case in cases]
     for words, wrong in _mistakes.items():
-        if given != right and given == [wrong(*case) for case in cases]:
+        if not all(map(_alike, cases, given, right)) and given == [wrong(*case) for case in cases]:
             return verdict(words, "")
     for (row, p), mask, wanted in zip(cases, given, right, strict=True):
-        if mask != wanted:
+        if not _alike((row, p), mask, wanted):
             problem = f"of {row} with p = {p} your function keeps {mask}, and {wanted} is right"
             return verdict(problem, "")
     return verdict(None, "the fewest tokens that together are at least p; never none")
