@@ -110,7 +110,8 @@ def _recomputed(
         return checkpoint(move, q, k, use_reentrant=False)
     pieces = zip(q.chunk(n, dim=2), k.chunk(n, dim=2), strict=True)
     moved = [checkpoint(move, *piece, use_reentrant=False) for piece in pieces]
-    return torch.cat([q for q, _ in moved], dim=2), torch.cat([k for _, k in moved], dim=2)
+    join = lambda parts: torch.cat([t.transpose(1, 2) for t in parts], dim=1).transpose(1, 2)  # in memory as they came
+    return join([q for q, _ in moved]), join([k for _, k in moved])
 
 # %% ../nbs/01_coupling.ipynb #8b3d9833
 class Coupling(nn.Module):

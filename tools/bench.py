@@ -14,11 +14,10 @@ but no optimizer. It is counted and not sampled: it does not depend on the machi
     python tools/bench.py --json bench.json        the same as JSON, too
 """
 
-import argparse, json, os, platform, subprocess, sys, time
+import argparse, itertools, json, os, platform, subprocess, sys, time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -30,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from coupled_qk import __version__
 from coupled_qk.files import write_whole
-from coupled_qk.gpt import GPT, GPTConfig, n_parameters, presets, sample
+from coupled_qk.gpt import GPT, GPTConfig, n_parameters, presets
 from coupled_qk.training import TrainConfig, make_optimizer, train_step
 
 Work = Callable[[], object]
@@ -83,7 +82,7 @@ def peak_bytes(work: Work) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]  # sizes; frees are negative
-    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
 
 
 def table(title: str, rows: dict[str, dict]) -> str:
@@ -189,12 +188,17 @@ def size(model: nn.Module, config: GPTConfig) -> dict[str, int]:
     return {"weights": n_parameters(model) - positions, "flops": counter.get_total_flops() // config.context}
 
 
-@torch.no_grad()
-def recompute(model: GPT, ids: Tensor, n: int) -> Tensor:
-    "Continue a text by reading all of it again for every token."
-    for _ in range(n):
-        ids = torch.cat([ids, sample(model(ids)[:, -1])], dim=1)
-    return ids
+def writing(model: GPT, prompt: Tensor, n: int) -> dict[str, Work]:
+    "Write n tokens with the cache, and by reading the whole text again for every token."
+
+    @torch.no_grad()
+    def uncached() -> Tensor:
+        ids = prompt
+        for _ in range(n):
+            ids = torch.cat([ids, model(ids)[:, -1].argmax(-1, keepdim=True)], dim=1)
+        return ids
+
+    return {"cached": lambda: model.generate(prompt, n, temperature=0), "uncached": uncached}
 
 
 # -- the parts
@@ -241,14 +245,13 @@ def training_part(rounds: int, compiled: bool = False) -> dict:
 
 
 def writing_part(rounds: int) -> dict:
-    "Time to write 256 tokens with `small`, with the cache and without."
-    prompt, n = torch.zeros(1, 1, dtype=torch.long), 256
-    models = {pre: GPT(replace(presets["small"], context=n + 1, pre=pre)) for pre in ("standard", "euler")}
+    "Time to write 256 tokens after one with `small`, with the cache and without."
     found = {}
-    for pre, model in models.items():
-        works = {"cached": lambda m=model: m.generate(prompt, n), "uncached": lambda m=model: recompute(m, prompt, n)}
-        found[pre] = in_turn(works, max(2, rounds // 5), warm=0)  # each writes for seconds
-        print(table(f"writing 256 tokens with small, B = 1, {pre}", found[pre]))
+    for pre, batch in itertools.product(("standard", "euler"), (1, 8)):
+        model = GPT(replace(presets["small"], context=257, pre=pre))
+        works = writing(model, torch.zeros(batch, 1, dtype=torch.long), 256)
+        rows = found[f"{pre}, B = {batch}"] = in_turn(works, max(2, rounds // 5), warm=0)  # each writes for seconds
+        print(table(f"writing 256 tokens with small, B = {batch}, {pre}", rows), flush=True)
     return found
 
 
