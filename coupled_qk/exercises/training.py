@@ -30,7 +30,7 @@ def _rates(answer: Any, steps: int, lr: float) -> tuple[list[float], str | None]
 def _right_rates(steps: int, lr: float) -> list[float]:
     return [lr * min(1.0, (step + 1) / (steps // 10), (steps - step) / (steps // 5)) for step in range(steps)]
 
-# %% ../../nbs/appendix/exercises_06.ipynb #fc76ba98
+# %% ../../nbs/appendix/exercises_06.ipynb #37f1e6b7
 def _wrong_rates(rates: list[float], steps: int, lr: float) -> str | None:
     "What is wrong with the rates of a whole run."
     off = [abs(a - b) > 1e-6 * lr for a, b in zip(rates, _right_rates(steps, lr), strict=True)]
@@ -45,7 +45,7 @@ def _wrong_rates(rates: list[float], steps: int, lr: float) -> str | None:
     if max(rates) > lr * (1 + 1e-6):
         return f"the rate must never be above lr, here {lr:g}, and yours reaches {max(rates):g}"
     at = off.index(True)
-    where = "climbs" if at < steps // 10 else "waits" if at <= steps - steps // 5 else "falls"
+    where = "climbs" if at < steps // 10 else "waits" if at < steps - steps // 5 else "falls"
     wanted = _right_rates(steps, lr)[at]
     return f"where it {where}: step {at} of {steps} with lr = {lr:g} has the rate {rates[at]:g}, and should have {wanted:g}"
 
