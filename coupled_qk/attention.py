@@ -63,6 +63,7 @@ def attend(
     check_heads(q, k)
     check_values(k, v)
     gqa = q.shape[1] != k.shape[1]
+    causal = causal and not q.shape[2] == 1 <= k.shape[2]  # the last token sees all: no mask to build
     if mask is None and (not causal or q.shape[2] == k.shape[2]):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa)
     pairs = _pairs(q, k, mask, causal)

@@ -6,11 +6,12 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/checks.html.md"""
 
 # %% auto #0
 __all__ = ['check_sizes', 'check_width', 'check_integer', 'check_steps', 'check_step_size', 'kind', 'check_floats',
-           'check_one_shape', 'check_dtype', 'check_heads', 'check_values', 'check_mask', 'check_step', 'checked_force',
-           'check_position', 'check_dynamics', 'check_evolves', 'check_ids', 'check_options', 'check_factory',
-           'check_logits', 'check_sampling', 'check_token']
+           'check_one_shape', 'check_device', 'check_dtype', 'check_heads', 'check_values', 'check_mask', 'check_step',
+           'checked_force', 'check_position', 'check_dynamics', 'check_evolves', 'check_ids', 'check_options',
+           'check_factory', 'check_logits', 'check_sampling', 'check_token']
 
 # %% ../nbs/appendix/checks.ipynb #965e8a0b
+import inspect
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -89,6 +90,16 @@ def check_one_shape(
         raise ValueError(f"{' and '.join(tensors)} must have one shape, got {' and '.join(map(str, shapes))}")
 
 # %% ../nbs/appendix/checks.ipynb #21ded4aa
+def check_device(
+    name: str,  # of the input
+    x: Tensor,
+    weight: Tensor,  # of the module that reads it
+) -> None:
+    "Raise ValueError for an input on another device than the weights."
+    if x.device != weight.device:
+        raise ValueError(f"{name} must be where the weights are, on {weight.device}, got {x.device}")
+
+
 def check_dtype(
     name: str,  # of the input
     x: Tensor,
@@ -165,8 +176,7 @@ def check_position(q: Tensor, d: int, weight: Tensor) -> None:
     "Raise TypeError or ValueError unless a force of width `d` with this weight can be taken at `q`."
     check_floats(q=q)
     check_dtype("q", q, weight)
-    if q.device != weight.device:
-        raise ValueError(f"q must be where the weights are, on {weight.device}, got {q.device}")
+    check_device("q", q, weight)
     if q.shape[-1:] != (d,):
         raise ValueError(f"q must have shape (..., {d}), got {tuple(q.shape)}")
 
@@ -217,13 +227,28 @@ def check_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
         )
 
 
-def check_options(options: dict[str, Any]) -> None:
-    "Raise TypeError unless a configuration's options are plain: they are stored beside results."
+def check_options(
+    options: dict[str, Any],  # a configuration's pre_options
+    variant: str,  # its name
+    make: Callable[..., Any] | None,  # what makes its modules, called with the head width and the options
+) -> None:
+    "Raise TypeError unless options are plain, as they are stored beside results, and ValueError unless the variant has them."
     if not isinstance(options, dict):
         raise TypeError(f"pre_options must be a dict, got {type(options).__name__}")
     for name, value in options.items():
         if not isinstance(value, int | float | str | None):
             raise TypeError(f"pre_options must hold numbers and names only, got {type(value).__name__} for {name!r}")
+    if make is None:
+        if options:
+            raise ValueError(f"variant {variant!r} takes no options, got pre_options {options}")
+        return
+    for name in options:
+        if name in getattr(make, "keywords", {}):  # of a partial function
+            raise ValueError(f"pre_options must not change {name!r}, which variant {variant!r} fixes, got {options}")
+    try:
+        inspect.signature(make).bind(1, **options)
+    except TypeError as error:
+        raise ValueError(f"pre_options must be options of variant {variant!r}, got {options}: {error}") from error
 
 
 def check_factory(pre: Callable[[int], Any] | None, named: str) -> None:
@@ -253,8 +278,8 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
     for name, value in (("temperature", temperature), ("top_p", 1.0 if top_p is None else top_p)):
         if not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not 0 <= temperature < torch.inf:
-        raise ValueError(f"temperature must be a finite number, not negative, got {temperature}")
+    if not 0 <= temperature <= torch.finfo(torch.float32).max:  # false for nan, too
+        raise ValueError(f"temperature must be a finite number of float32, not negative, got {temperature}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be a share of the probability, above 0 and at most 1, got {top_p}")
     if top_k is not None:

@@ -26,7 +26,7 @@ from coupled_qk.checks import (
 )
 
 # %% ../nbs/01_coupling.ipynb #3a3bd44b
-Force = Callable[[Tensor], Tensor]  # f(q): like q
+Force = Callable[[Tensor], Tensor]  # f(q): like q; f acts on each token by itself
 Step = Callable[..., tuple[Tensor, Tensor]]  # step(q, k, force, dt, n=1) -> (q, k)
 
 # %% ../nbs/01_coupling.ipynb #02cd57c0
@@ -85,7 +85,7 @@ class ForceField(nn.Module):
 def _step_size(dt: float) -> nn.Parameter:
     check_step_size(dt)
     check_step_size(value := float(dt))  # of a tensor, too
-    return nn.Parameter(torch.tensor(value, dtype=torch.float32))
+    return nn.Parameter(torch.tensor(value))  # in the default dtype, as all weights
 
 # %% ../nbs/01_coupling.ipynb #cc11922c
 def evolve_groups(
@@ -124,7 +124,7 @@ class Coupling(nn.Module):
         n: int = 1,  # number of steps
         force: nn.Module | None = None,  # f; None: ForceField(d)
         dt: float | None = None,  # the learned step size at the start; None: 0.1 / n
-        lean: bool = False,  # train with less memory, and a little slower?
+        lean: bool = False,  # train with less memory, and a little slower? f must act on each token by itself
     ):
         super().__init__()
         check_dynamics(d, step, n, force, lean)
@@ -177,7 +177,11 @@ def displacement(
     before: Tensor,  # q or k before the dynamics
     after: Tensor,  # the same after
 ) -> float:  # |after - before| / |before|, over all entries
-    "How far the dynamics moved `before`, relative to its length; for one Euler step dt|k|/|q| or dt|f|/|k|."
+    "How far the dynamics moved `before`, relative to its length; 0.0 where nothing moved, else inf for a length of 0."
     check_floats(before=before, after=after)
     check_one_shape(before=before, after=after)
-    return ((after - before).norm() / before.norm()).item()
+    if torch.equal(before, after):
+        return 0.0
+    pair = torch.stack([before, after]).detach().cpu().double()
+    start, end = pair / pair.abs().max()  # squares of very small or large numbers would not fit
+    return ((end - start).norm() / start.norm()).item()

@@ -12,11 +12,14 @@ __all__ = ['variants', 'scores', 'presets', 'FeedForward', 'look_up', 'GPTConfig
 # %% ../nbs/04_gpt.ipynb #2414f971
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 
 from .attention import MultiHeadAttention, Softmax, layer_heads
 from coupled_qk.checks import (
+    check_device,
     check_factory,
     check_ids,
     check_integer,
@@ -100,9 +104,8 @@ class GPTConfig:
         sizes = {name: getattr(self, name) for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model")}
         optional = {name: getattr(self, name) for name in ("d_ff", "n_kv_heads") if getattr(self, name) is not None}
         check_sizes(**sizes, **optional)
-        check_options(self.pre_options)
-        if look_up(variants, self.pre, "variant") is None and self.pre_options:
-            raise ValueError(f"variant {self.pre!r} takes no options, got {self.pre_options}")
+        check_options(self.pre_options, self.pre, look_up(variants, self.pre, "variant"))
+        object.__setattr__(self, "pre_options", dict(self.pre_options))  # what is frozen must not be shared
         score = look_up(scores, self.score, "score")()
         layer_heads(score, self.d_model, self.n_heads, self.n_kv_heads, 10_000.0)  # raises for what no layer can have
 
@@ -173,8 +176,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, layer: int = 0, cache: KVCache | None = None) -> Tensor:
         "(B, T, D) -> (B, T, D)"
         h = self.norm1(x)
-        q, k, v = self.attn.project(h, cache.length if cache else 0)
-        if cache:
+        q, k, v = self.attn.project(h, 0 if cache is None else cache.length)
+        if cache is not None:
             k, v = cache.extend(layer, k, v)
         x = x + self.attn.mix(q, k, v, h)
         return x + self.ff(self.norm2(x))
@@ -186,13 +189,16 @@ def stream_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=4).digest(), "big")
 
 # %% ../nbs/04_gpt.ipynb #95ec8dba
+_generator_in_use = RLock()  # torch's generator is one for all threads
+
+
 @contextmanager
 def named_stream(
     seed: int,
     name: str,  # of a module
 ) -> Iterator[None]:
     "Inside, torch's CPU random numbers depend on (seed, name) alone; outside, nothing is disturbed."
-    with torch.random.fork_rng(devices=[]):
+    with _generator_in_use, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stream_seed(seed, name))
         yield
 
@@ -217,14 +223,20 @@ def init_weights(
 def _make_pre(config: GPTConfig, factory: Callable[[int], nn.Module] | None) -> nn.Module | None:
     d = scores[config.score]().heads(config.d_model, config.n_heads, config.n_kv_heads or config.n_heads).d
     if factory is not None:
-        return factory(d)
+        made = factory(d)
+        if made is None:
+            raise TypeError("pre must return a module for the head width, got None")
+        return made
     named = variants[config.pre]
     return None if named is None else named(d, **config.pre_options)
 
 # %% ../nbs/04_gpt.ipynb #871d0de4
-def _check_reading(ids: Tensor, config: GPTConfig, cache: KVCache | None = None) -> None:
+def _check_reading(ids: Tensor, config: GPTConfig, weight: Tensor, cache: KVCache | None = None) -> None:
     check_ids(ids, config.vocab_size)
-    _check_room(ids.shape[1] + (cache.length if cache else 0), config.context)
+    check_device("ids", ids, weight)
+    if cache is not None and not isinstance(cache, KVCache):
+        raise TypeError(f"cache must be a KVCache, got {type(cache).__name__}")
+    _check_room(ids.shape[1] + (0 if cache is None else cache.length), config.context)
 
 # %% ../nbs/04_gpt.ipynb #625d3e8e
 class Transformer(nn.Module):
@@ -241,7 +253,7 @@ class Transformer(nn.Module):
         if not isinstance(config, GPTConfig):
             raise TypeError(f"config must be a GPTConfig, such as presets['tiny'], got {type(config).__name__}")
         check_factory(pre, config.pre)
-        self.config = config
+        self.config = replace(config)  # with options of its own
         with named_stream(seed, "construction"):  # what modules of your own draw, and nothing outside is disturbed
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
             self.blocks = nn.ModuleList(Block(config, _make_pre(config, pre)) for _ in range(config.n_layers))
@@ -250,11 +262,11 @@ class Transformer(nn.Module):
 
     def read(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         "The stream after the last block, normalised: (B, T) -> (B, T, D)."
-        _check_reading(ids, self.config, cache)
+        _check_reading(ids, self.config, self.embed.weight, cache)
         x = self.embed(ids)
         for layer, block in enumerate(self.blocks):
             x = block(x, layer, cache)
-        if cache:
+        if cache is not None:
             cache.length += ids.shape[1]
         return self.norm(x)
 
@@ -300,8 +312,8 @@ def _keep_top_k(
     k: int,
 ) -> Tensor:  # the same, with -inf for all but the k best
     "Leave only the k best tokens; of equal ones those that come first, so that they are never more than k."
-    best = logits.topk(min(k, logits.shape[-1]))
-    return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values)
+    order = logits.argsort(dim=-1, descending=True, stable=True)  # torch.topk would take any of equal ones
+    return logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).scatter(-1, order[:, :k], False), -torch.inf)
 
 # %% ../nbs/04_gpt.ipynb #keeptopp
 def _keep_top_p(
@@ -311,8 +323,9 @@ def _keep_top_p(
     "Leave only the nucleus: the fewest tokens, the best first, whose probabilities add up to p (arXiv 1904.09751)."
     best = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
     before = best.values.cumsum(-1) - best.values  # the probability of all better tokens
-    outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, best.indices, before >= p)
-    return logits.masked_fill(outside, -torch.inf)
+    enough = before >= p
+    enough[:, 0] = False  # the best token stays, also where p is too small for the dtype
+    return logits.masked_fill(torch.zeros_like(enough).scatter(-1, best.indices, enough), -torch.inf)
 
 # %% ../nbs/04_gpt.ipynb #90cf4f4a
 def next_probabilities(
@@ -326,12 +339,13 @@ def next_probabilities(
     check_sampling(temperature, top_k, top_p)
     if temperature < 1e-9:  # as good as 0, where the division would overflow
         return F.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-    scaled = (logits.float() - logits.amax(-1, keepdim=True).float()) / temperature
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scaled = (wide - wide.amax(-1, keepdim=True)) / float(temperature)
     if top_k is not None:
-        scaled = _keep_top_k(scaled, top_k)
+        scaled = _keep_top_k(scaled, min(top_k, scaled.shape[-1]))
     if top_p is not None and top_p < 1:
-        scaled = _keep_top_p(scaled, top_p)
-    return scaled.softmax(-1)
+        scaled = _keep_top_p(scaled, float(top_p))
+    return scaled.softmax(-1).float()
 
 # %% ../nbs/04_gpt.ipynb #d5948256
 def sample(
@@ -398,6 +412,7 @@ class GPT(Transformer):
     ) -> Iterator[Tensor]:  # (B, 1), up to n times
         "Write token by token, until all rows have stopped. Raises TypeError or ValueError at once, not at the first token."
         _check_writing(self.config, prompt, n, stop, slide)
+        check_device("prompt", prompt, self.embed.weight)
         check_sampling(temperature, top_k, top_p)
         g = torch.Generator().manual_seed(stream_seed(seed, "draws"))
         return _write(self, prompt, n, lambda logits: sample(logits, temperature, top_k, top_p, g), stop)
@@ -421,15 +436,29 @@ class GPT(Transformer):
         ids: Tensor,  # (B, T), int64
     ) -> list[dict[str, float]]:  # one row a layer: "dt", and how far "q" and "k" moved, relative to their length
         "How strongly each layer couples (the displacement of chapter 01). Empty for a model without a pre-score module."
-        _check_reading(ids, self.config)
+        _check_reading(ids, self.config, self.embed.weight)
         return _measure_displacements(self, ids)
 
 # %% ../nbs/04_gpt.ipynb #6bb4e397
-def _pre_names(model: GPT) -> str:
-    "The classes of the pre-score modules, which the weights do not always tell."
-    return ", ".join(type(module).__name__ for module in model.blocks[0].attn.pre)  # type: ignore[union-attr]
+def _pre_text(module: nn.Module) -> str:
+    "The class and settings of a pre-score module, without what changes no function: lean, and places in memory."
+    settings = re.sub(r" at 0x[0-9a-fA-F]+", "", " ".join(module.extra_repr().split()))
+    return f"{type(module).__name__}({settings.removesuffix(', lean')})"
 
 
+def _pre_texts(model: GPT) -> list[str]:
+    "The pre-score modules of each block, which the weights do not always tell."
+    return [", ".join(_pre_text(module) for module in block.attn.pre) for block in model.blocks]  # type: ignore[union-attr]
+
+# %% ../nbs/04_gpt.ipynb #c94792eb
+def _write_model(folder: Path, weights: bytes, config: bytes) -> None:
+    settings = folder / "config.json"
+    if settings.is_file() and settings.read_bytes() != config:
+        settings.unlink()  # until the new one is there, load_model reads the copy in the weights
+    write_whole(folder / "model.safetensors", weights)
+    write_whole(settings, config)
+
+# %% ../nbs/04_gpt.ipynb #3da7ad58
 def save_model(
     folder: str | Path,  # made where it is missing
     model: GPT,
@@ -442,11 +471,10 @@ def save_model(
     if len(dtypes) > 1:
         raise ValueError(f"model must have weights of one dtype, got {' and '.join(sorted(map(str, dtypes)))}")
     config = json.dumps(config_to_dict(model.config), indent=1)
-    meta = {"coupled_qk": "model", "config": config, "pre": _pre_names(model)}
+    meta = {"coupled_qk": "model", "config": config, "pre": "\n".join(_pre_texts(model))}
     own = {name: t.clone(memory_format=torch.contiguous_format) for name, t in state.items()}  # nothing shared twice
     Path(folder).mkdir(parents=True, exist_ok=True)
-    write_whole(Path(folder) / "model.safetensors", save(own, meta))
-    write_whole(Path(folder) / "config.json", f"{config}\n".encode())
+    _write_model(Path(folder), save(own, meta), f"{config}\n".encode())
     return Path(folder)
 
 # %% ../nbs/04_gpt.ipynb #0b48a569
@@ -472,8 +500,11 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 # %% ../nbs/04_gpt.ipynb #4b4016cb
 def _check_saved(path: Path, model: GPT, tensors: dict[str, Tensor], pre: str) -> None:
     "Raise ValueError unless what was saved is this model, in the names, shapes and dtypes of its weights."
-    if pre != _pre_names(model):
-        raise ValueError(f"{path} holds the pre-score modules {pre!r}, got {_pre_names(model)!r}: give them as `pre`")
+    for i, (saved, made) in enumerate(zip_longest(pre.split("\n"), _pre_texts(model))):
+        if saved != made:
+            raise ValueError(
+                f"{path} has in block {i} the pre-score modules {saved!r}, got {made!r}: give them as `pre`"
+            )
     say = lambda t: "nothing" if t is None else f"{tuple(t.shape)} of {t.dtype}"
     wanted = model.state_dict()
     for name in sorted(wanted.keys() | tensors.keys()):
@@ -488,13 +519,13 @@ def load_model(
 ) -> GPT:  # on the CPU, in the dtype in which it was saved
     "Raises FileNotFoundError, or ValueError for files that are broken, foreign or do not fit. No pickle is ever read."
     weights, settings = Path(folder) / "model.safetensors", Path(folder) / "config.json"
-    for path in (weights, settings):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not there: a saved model is a model.safetensors with its config.json")
+    if not weights.is_file():
+        raise FileNotFoundError(f"{weights} is not there: a saved model is a model.safetensors with its config.json")
     tensors, meta = _read_weights(weights)
-    config = _read_config(settings, settings.read_bytes())
-    if config != _read_config(weights, meta["config"]):
-        raise ValueError(f"{settings} is not the configuration that {weights} was saved with")
+    config = _read_config(weights, meta["config"])
+    if settings.is_file() and config != _read_config(settings, settings.read_bytes()):
+        hint = "delete it, and the copy inside the weights is read"
+        raise ValueError(f"{settings} is not the configuration that {weights} was saved with: {hint}")
     model = GPT(config, pre)
     model.to(next((t.dtype for _, t in sorted(tensors.items()) if t.is_floating_point()), torch.float32))
     _check_saved(weights, model, tensors, meta["pre"])

@@ -338,6 +338,25 @@ def test_displacement():
     assert displacement(k, k1) == pytest.approx((0.3 * module.force(q).norm() / k.norm()).item())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e-300, 1e-30, 1e-4, 1.0, 1e4, 1e30, 1e300])
+def test_displacement_at_every_size(dtype, size):
+    "As far as the dtype can hold the numbers: 0.05, up to their own rounding."
+    info = torch.finfo(dtype)
+    if not 100 * info.smallest_normal < size < info.max / 100:
+        return
+    before = size * (1 + rand(50).abs())
+    before, after = before.to(dtype), (1.05 * before).to(dtype)
+    assert displacement(before, after) == pytest.approx(0.05, abs=2 * info.eps)
+
+
+def test_displacement_of_nothing():
+    "Nothing that stays has moved by 0; nothing that moves, infinitely far."
+    for nothing in (torch.zeros(3), torch.zeros(0), torch.zeros(3).half()):
+        assert displacement(nothing, nothing) == 0.0
+    assert displacement(torch.zeros(3), torch.full((3,), 1e-30)) == math.inf
+
+
 # -- bad input
 
 

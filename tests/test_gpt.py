@@ -1,7 +1,9 @@
 """The GPT hides the future, reads the same with a cache and without, shares weights between variants, and refuses in words."""
 
-import copy, io, json, math, os, pickle, shutil
+import copy, io, json, math, os, pickle, shutil, sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -261,6 +263,38 @@ def test_nearly_no_temperature_is_none(temperature):
     close(sample(logits, temperature), sample(logits, 0), 0)
 
 
+@pytest.mark.parametrize("top_p", [1e-50, 1e-320, Fraction(1, 10**9)])
+def test_the_best_token_is_never_dropped(top_p):
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        p = next_probabilities(torch.tensor([[0.0, 2.0, 1.0]], dtype=dtype), top_p=top_p)
+        close(p, torch.tensor([[0.0, 1.0, 0.0]]), 0)
+
+
+def test_the_hottest_temperature_is_even_and_hides_what_is_impossible():
+    p = next_probabilities(torch.tensor([[3.0, -math.inf, -2.0]]), 3e38)
+    close(p, torch.tensor([[0.5, 0.0, 0.5]]), 0)
+
+
+@pytest.mark.parametrize("large", [1e9, 1e300])
+def test_large_scores_in_double_precision(large):
+    "Differences are taken before anything is rounded: neighbours that single precision cannot tell apart."
+    step = 2.0 if large < 1e10 else large / 4
+    logits = torch.tensor([[large + step, large, -math.inf]], dtype=torch.float64)
+    p = next_probabilities(logits, temperature=min(step, 3e38))
+    ratio = math.exp(-1) if step == 2.0 else 0.0
+    close(p, torch.tensor([[1 / (1 + ratio), ratio / (1 + ratio), 0.0]]), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top_k_keeps_the_first_of_equal_tokens(dtype):
+    "Of two thousand scores with only three values."
+    logits = torch.randint(3, (4, 2000), generator=torch.Generator().manual_seed(0)).to(dtype)
+    for k in (1, 5, 500, 1000, 2000, 10**30):
+        for row, p in zip(logits.tolist(), next_probabilities(logits, top_k=k), strict=True):
+            kept = sorted(range(2000), key=lambda i, row=row: -row[i])[:k]  # a stable sort
+            assert p.nonzero().flatten().tolist() == sorted(kept)
+
+
 def test_top_k_is_never_more_than_k():
     "Also where scores are equal, which in half precision they often are."
     draws = sample(torch.zeros(500, 5), top_k=2, generator=torch.Generator().manual_seed(0))
@@ -346,6 +380,50 @@ def test_construction_leaves_the_global_generator_alone(pre):
     before = torch.get_rng_state()
     GPT(config(pre=pre))
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_models_built_in_several_threads():
+    "Torch's generator is one for all threads; who builds waits for the other, and each model is that of its seed."
+    seeds, before, pause = range(8), torch.get_rng_state(), sys.getswitchinterval()
+    build = lambda seed: dict(GPT(config(), lambda d: [Scale(d), Coupling(d)], seed).state_dict())
+    alone = [build(seed) for seed in seeds]
+    try:
+        sys.setswitchinterval(1e-6)  # the threads take turns as often as they can
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(build, seeds))
+    finally:
+        sys.setswitchinterval(pause)
+    close(together, alone, 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_factory_may_build_a_model_itself():
+    model = GPT(config(), pre=lambda d: Coupling(d, force=Force(GPT(config()))))
+    assert model(IDS).shape == (2, 12, 17)
+
+
+class Force(nn.Module):
+    "A force that was taken from somewhere in another model."
+
+    def __init__(self, model):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.other = model
+
+    def forward(self, q):
+        return self.linear(q)
+
+
+@every_variant
+def test_double_precision_by_default(pre):
+    "A model that is built in double precision runs in it, coupled or not."
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = GPT(config(pre=pre))
+        assert {p.dtype for p in model.parameters()} == {model(IDS).dtype} == {torch.float64}
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {p.dtype for p in GPT(config(pre=pre)).parameters()} == {torch.float32}
 
 
 class Scale(nn.Module):
@@ -443,6 +521,34 @@ def test_a_name_is_the_integrator_of_that_name(pre):
 def test_options_reach_every_layer():
     model = GPT(config(pre="rk4", pre_options={"n": 3, "dt": 0.25}))
     assert [(block.attn.pre[0].n, block.attn.pre[0].dt.item()) for block in model.blocks] == [(3, 0.25)] * 2
+
+
+def test_options_are_the_configuration_s_own():
+    "What was given, shared or handed out may change; a configuration, a preset and a model do not."
+    options = {"n": 2}
+    one = config(pre="euler", pre_options=options)
+    options["n"] = 3
+    other = replace(one)
+    other.pre_options["n"] = 4
+    model = GPT(one)
+    config_to_dict(one)["pre_options"]["n"] = 5
+    as_dict = config_to_dict(one)
+    config_from_dict(as_dict).pre_options["n"] = 6
+    assert one.pre_options == as_dict["pre_options"] == {"n": 2}
+    one.pre_options["n"] = 7
+    assert model.config.pre_options == {"n": 2} and model.blocks[0].attn.pre[0].n == 2
+    replace(presets["tiny"]).pre_options["n"] = 2
+    assert presets["tiny"].pre_options == {}
+
+
+@every_variant
+def test_options_that_a_variant_has_not(pre):
+    "Already the configuration refuses them: unknown ones, the head width, and what makes the variant this variant."
+    fixed = getattr(variants[pre], "keywords", {})
+    for options in ({"steps": 2}, {"d": 2}, *({name: "k"} for name in fixed)):
+        refuses(lambda options=options: config(pre=pre, pre_options=options), "pre_options", repr(pre), *options)
+    if pre not in COUPLED:
+        refuses(lambda: config(pre=pre, pre_options={"n": 2}), "pre_options", "'n'")
 
 
 def test_a_factory_is_called_with_the_head_width_once_a_layer():
@@ -668,6 +774,52 @@ def test_saved_and_loaded_with_modules_of_ones_own(tmp_path, pre):
     refuses(lambda: load_model(folder, QueryMLP), "QueryMLP", "`pre`")
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        partial(Coupling, step=leapfrog),
+        partial(Coupling, n=2),
+        lambda d: [Coupling(d), Still(d)],
+        partial(Coupling, step=partial(integrators.euler, n=1)),
+    ],
+)
+def test_another_function_of_the_same_weights_is_refused(tmp_path, other):
+    folder = saved(tmp_path, GPT(config(), Coupling))
+    refuses(
+        lambda: load_model(folder, other),
+        "block 0",
+        "step=euler, n=1",
+        "`pre`",
+        GPT(config(), other).blocks[0].attn.pre[0].extra_repr()[:12],
+    )
+
+
+def test_every_block_is_compared(tmp_path):
+    def last_differs(step):
+        steps = iter([integrators.euler, step])
+        return lambda d: Coupling(d, next(steps))
+
+    folder = saved(tmp_path, GPT(config(), last_differs(leapfrog)))
+    load_model(folder, last_differs(leapfrog))
+    refuses(lambda: load_model(folder, last_differs(symplectic_euler)), "block 1", "step=leapfrog", "symplectic_euler")
+
+
+def test_what_changes_no_function_is_not_compared(tmp_path):
+    "The lean setting, and the place in memory of a step that has no name."
+    nameless = lambda: partial(Coupling, step=partial(leapfrog_by_another_name()))
+    folder = saved(tmp_path, model := GPT(config(), nameless()))
+    close(load_model(folder, partial(nameless(), lean=True))(IDS), model(IDS), 0)
+
+
+def leapfrog_by_another_name():
+    "Another function object each time."
+
+    def step(q, k, force, dt, n=1):
+        return leapfrog(q, k, force, dt, n)
+
+    return step
+
+
 def test_saved_and_loaded_with_a_shared_module(tmp_path):
     one, other = Coupling(4), Coupling(4)
     model = GPT(config(), pre=lambda d: one)
@@ -699,6 +851,36 @@ def test_a_failed_write_leaves_the_older_model(tmp_path, monkeypatch, file):
     monkeypatch.undo()
     close(load_model(folder)(IDS), (new if file == "config.json" else old)(IDS), 0)
     assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_failed_write_over_another_configuration(tmp_path, monkeypatch, file):
+    "Whichever file could not be written: the weights that are there load, as the model that they are."
+    old, new = awake("euler"), awake("leapfrog", n_kv_heads=1)
+    folder, real = saved(tmp_path, old), os.replace
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: real(a, b) if not str(b).endswith(file) else (_ for _ in ()).throw(OSError("full"))
+    )
+    with pytest.raises(OSError, match="full"):
+        save_model(folder, new)
+    monkeypatch.undo()
+    expected = new if file == "config.json" else old
+    twin = load_model(folder)
+    assert twin.config == expected.config
+    close(twin(IDS), expected(IDS), 0)
+    save_model(folder, new)
+    close(load_model(folder)(IDS), new(IDS), 0)
+
+
+def test_a_wrong_configuration_is_repaired_as_its_error_says(tmp_path):
+    model = awake("euler")
+    folder = saved(tmp_path, model)
+    spoil(folder, "edited configuration")
+    refuses(lambda: load_model(folder), "config.json", "delete it")
+    (folder / "config.json").unlink()
+    twin = load_model(folder)
+    assert twin.config == model.config
+    close(twin(IDS), model(IDS), 0)
 
 
 class Bomb:
@@ -736,6 +918,8 @@ def spoil(folder, what):
             settings.write_text(text.replace('"euler"', '"leapfrog"'))
         case "unknown key":
             settings.write_text(text.replace('"pre"', '"dropout": 0.1, "pre"'))
+        case "option of another variant":
+            settings.write_text(text.replace('"pre_options": {}', '"pre_options": {"query": "k"}'))
         case "value of the wrong kind":
             settings.write_text(text.replace('"n_layers": 2', '"n_layers": "2"'))
         case "truncated configuration":
@@ -760,6 +944,7 @@ SPOILT = {
     "of another variant": ("config.json", "saved with"),
     "edited configuration": ("config.json", "saved with"),
     "unknown key": ("config.json", "'dropout'", "d_model"),
+    "option of another variant": ("config.json", "pre_options", "'query'"),
     "value of the wrong kind": ("config.json", "n_layers", "'2'"),
     "truncated configuration": ("config.json", "does not hold a configuration"),
     "configuration in binary": ("config.json", "does not hold a configuration"),
@@ -802,7 +987,7 @@ def test_weights_that_do_not_fit(tmp_path, change, words):
     refuses(lambda: load_model(folder), "model.safetensors", "does not fit", *words)
 
 
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "both", "folder"])
+@pytest.mark.parametrize("file", ["model.safetensors", "both", "folder"])
 def test_missing_files(tmp_path, file):
     folder = saved(tmp_path)
     if file == "both":  # a folder of another library
@@ -953,6 +1138,13 @@ BAD = {
     "name for a config": (lambda: GPT("tiny"), "config", "GPTConfig", "str"),
     "dict for a config": (lambda: GPT({"n_layers": 2}), "config", "GPTConfig", "dict"),
     "module for a factory": (lambda: GPT(config(), pre=Coupling(4)), "pre", "Coupling"),
+    "factory that returns nothing": (lambda: GPT(config(), pre=lambda d: None), "pre must", "head width", "None"),
+    "ids elsewhere": (lambda: MODEL(IDS.to("meta")), "ids", "cpu", "meta"),
+    "prompt elsewhere": (lambda: MODEL.stream(IDS[:, :3].to("meta"), 2), "prompt", "cpu", "meta"),
+    "displacements elsewhere": (lambda: MODEL.displacements(IDS.to("meta")), "ids", "cpu", "meta"),
+    "cache as dict": (lambda: read(IDS, {}), "cache", "KVCache", "dict"),
+    "cache as list": (lambda: read(IDS, [1]), "cache", "KVCache", "list"),
+    "temperature above float32": (lambda: sample(LOGITS, 1e300), "temperature", "finite", "1e+300"),
     "name for a factory": (lambda: GPT(config(), pre="euler"), "pre", "str"),
     "pre given twice": (lambda: GPT(config(pre="euler"), pre=Coupling), "pre", "'euler'"),
     "factory of another width": (lambda: GPT(config(), pre=lambda d: Coupling(8))(IDS), "q must", "width 8", "4"),
