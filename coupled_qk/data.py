@@ -30,31 +30,50 @@ from .files import write_whole
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
+# %% ../nbs/05_data.ipynb #07c57b96
+def _text(text: str, name: str = "text") -> str:
+    "The text. Raises TypeError unless it is one, and ValueError where UTF-8 cannot write it."
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a str, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise ValueError(f"{name} must be what UTF-8 can write, got {text[e.start]!r} at {e.start}") from None
+    return text
+
+
+def _several(documents: Iterable[str]) -> Iterator[str]:
+    "The documents, each checked. Raises TypeError for one text, of which each letter would become a document."
+    if isinstance(documents, str | bytes) or not isinstance(documents, Iterable):
+        raise TypeError(f"documents must be several texts, such as a list of str, got one {type(documents).__name__}")
+    return (_text(d, "each of documents") for d in documents)
+
+
+def _check_whole(name: str, n: int, least: int) -> None:
+    "Raise ValueError unless `n` is a whole number of at least `least`."
+    if not isinstance(n, int) or isinstance(n, bool) or n < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {n!r}")
+
 # %% ../nbs/05_data.ipynb #5813402d
 def _to_bytes(text: str) -> Tensor:
     "The UTF-8 bytes of `text`; a copy, because torch wants memory that it may write to."
-    if not isinstance(text, str):
-        raise TypeError(f"text must be a str, got {type(text).__name__}")
-    raw = text.encode()
+    raw = _text(text).encode()
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
 
 # %% ../nbs/05_data.ipynb #3f0a7c11
 def _check_row(ids: Tensor | Sequence[int], vocab_size: int) -> list[int]:
     "The tokens as a list. Raises ValueError unless they are one row of tokens of this vocabulary."
-    row = torch.as_tensor(ids)
+    try:
+        row = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise ValueError(f"ids must be one row of tokens, (n,), got {ids!r:.60}") from None
     if row.ndim != 1:
         raise ValueError(f"ids must be one row of tokens, (n,), got shape {tuple(row.shape)}")
     values = row.tolist()
-    if values and (row.is_floating_point() or min(values) < 0 or max(values) >= vocab_size):
-        raise ValueError(f"ids must be whole numbers from 0 to {vocab_size - 1}, got {min(values)} to {max(values)}")
+    whole = not (row.is_floating_point() or row.is_complex() or row.dtype == torch.bool)
+    if values and not (whole and min(values) >= 0 and max(values) < vocab_size):
+        raise ValueError(f"ids must be whole numbers from 0 to {vocab_size - 1}, got {values!r:.60}")
     return values
-
-
-def _several(documents: Iterable[str]) -> Iterable[str]:
-    "The documents. Raises TypeError for one text, of which each letter would become a document."
-    if isinstance(documents, str):
-        raise TypeError("documents must be several texts, such as a list of str, got one str")
-    return documents
 
 # %% ../nbs/05_data.ipynb #691842a1
 def _to_text(ids: Tensor | Sequence[int]) -> str:
@@ -101,22 +120,42 @@ def _letters() -> dict[str, int]:
     return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(others)}
 
 # %% ../nbs/05_data.ipynb #0417b95c
+_options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+
+
+def _misfits(parts: dict[str, Any]) -> list[str]:
+    "The entries of a tokenizer.json that are not as in byte-level BPE, or would lose or add text."
+    model, before, added = (parts.get(name) or {} for name in ("model", "pre_tokenizer", "added_tokens"))
+    vocab, end = model.get("vocab") or {}, added[0] if len(added) == 1 else {}
+    spelled = set("".join(token for token in vocab if token != _end))
+    fits = {
+        "model.type": model.get("type", "BPE") == "BPE" and "merges" in model,
+        **{f"model.{option}": not model.get(option) for option in _options},
+        "model.vocab": set(_letters()) <= set(vocab) and spelled <= set(_letters()),
+        "normalizer": parts.get("normalizer") is None,
+        "pre_tokenizer": before.get("type") == "ByteLevel" and not before.get("add_prefix_space", True),
+        "pre_tokenizer.use_regex": before.get("use_regex", True),  # without, a word may be the separator's name
+        "added_tokens": end.get("content") == _end and end.get("special"),
+        "added_tokens.lstrip or rstrip": not end.get("lstrip") and not end.get("rstrip"),
+    }
+    return [name for name, fine in fits.items() if not fine]
+
+
 def _open_backend(text: str) -> tuple["Backend", int]:
     "The tokenizer of this tokenizer.json, and its separator. Raises ValueError unless it is byte-level BPE with one."
     from tokenizers import Tokenizer as Backend
 
+    must = f"tokenizer.json must be one of byte-level BPE that keeps all text, with the one added token {_end}"
     try:
-        parts = json.loads(text)
+        if wrong := _misfits(json.loads(text)):  # first, as some of them make the package panic
+            raise ValueError(f"other than expected: {', '.join(wrong)}")
         backend = Backend.from_str(text)
     except Exception as e:  # tokenizers raises nothing more precise
-        raise ValueError(f"tokenizer.json must be one of byte-level BPE, got one that cannot be read ({e})") from None
-    before = parts.get("pre_tokenizer") or {}
-    plain = parts.get("normalizer") is None and before.get("type") == "ByteLevel" and not before["add_prefix_space"]
-    separator = backend.token_to_id(_end)
-    if not plain or separator is None:
-        raise ValueError(f"tokenizer.json must be one of byte-level BPE with the token {_end}, got another kind")
+        raise ValueError(f"{must}, got one that cannot be used ({e})") from None
+    backend.no_truncation()
+    backend.no_padding()
     backend.encode_special_tokens = True  # a text that spells the separator's name is text
-    return backend, separator
+    return backend, backend.token_to_id(_end)
 
 # %% ../nbs/05_data.ipynb #1528ca6d
 def _token_bytes(backend: "Backend") -> list[bytes]:
@@ -136,15 +175,13 @@ def _name(spelled: list[bytes]) -> str:
 # %% ../nbs/05_data.ipynb #485bfd90
 def _groups(documents: Iterable[str], n: int = 1000) -> Iterator[list[str]]:
     "The documents, some at a time: a stream may be longer than memory."
-    stream = iter(_several(documents))
+    stream = _several(documents)
     while some := list(itertools.islice(stream, n)):
         yield some
 
 
 def _encode_some(backend: "Backend", documents: list[str], separator: int) -> np.ndarray:
     "All in one row, each followed by the separator."
-    if wrong := [d for d in documents if not isinstance(d, str)]:
-        raise TypeError(f"text must be a str, got {type(wrong[0]).__name__}")
     rows = ([*e.ids, separator] for e in backend.encode_batch_fast(documents, add_special_tokens=False))
     return np.fromiter(itertools.chain.from_iterable(rows), dtype=np.uint16)
 
@@ -166,7 +203,7 @@ class BPETokenizer:
         text: str,  # any text
     ) -> Tensor:  # its tokens, (n,), uint16
         "The tokens of one text."
-        return self.encode_all([text])[:-1]
+        return self.encode_all([_text(text)])[:-1]
 
     def encode_all(
         self,
@@ -243,7 +280,11 @@ def load_tokenizer(
     folder: str | Path,  # where `save_tokenizer` wrote
 ) -> ByteTokenizer | BPETokenizer:
     "Read `tokenizer.json` of a folder. Raises FileNotFoundError, or ValueError for what is no tokenizer of ours."
-    text = Path(folder, "tokenizer.json").read_text(encoding="utf-8")
+    path = Path(folder, "tokenizer.json")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} must be a tokenizer.json, got a file that is not UTF-8 text") from None
     return ByteTokenizer() if text == _bytes_json else BPETokenizer(text)
 
 # %% ../nbs/05_data.ipynb #220170e6
@@ -263,16 +304,17 @@ def split(
     texts = list(dict.fromkeys(d for d in _several(documents) if d.strip()))
     if len(texts) < 2:
         raise ValueError(f"documents must hold at least two different texts to be divided, got {len(texts)}")
-    if not 0 < share < 1:
-        raise ValueError(f"share must lie between 0 and 1, got {share}")
+    if not isinstance(share, float) or not 0 < share < 1:
+        raise ValueError(f"share must be a number between 0 and 1, got {share!r}")
     held, left = set(), share * _bytes(texts)
     order = sorted(texts, key=lambda d: hashlib.sha256(d.encode()).digest())
     for d in order:
         if (n := _bytes([d])) <= left:
             held.add(d)
             left -= n
-    if left > share * _bytes(texts) / 2:  # what fits is too little to judge by: take the shortest of the others too
-        held.add(min((d for d in order if d not in held), key=len))
+    rest = [d for d in order if d not in held]
+    if left > share * _bytes(texts) / 2 and (not held or len(rest) > 1):
+        held.add(min(rest, key=len))  # what fits is too little to judge by; but one document stays to train on
     return [d for d in texts if d not in held], [d for d in texts if d in held]
 
 # %% ../nbs/05_data.ipynb #47bfd3a2
@@ -285,12 +327,13 @@ def count_bytes(
 # %% ../nbs/05_data.ipynb #47bfd3a3
 def bytes_per_token(
     tokenizer: Tokenizer,
-    documents: Sequence[str],  # texts, not empty
+    documents: Iterable[str],  # texts, at least one
 ) -> float:
     "How long a token is on average, in these documents. Raises ValueError for none."
-    if not documents:
+    texts = list(_several(documents))
+    if not texts:
         raise ValueError("documents must hold at least one text, got none")
-    return count_bytes(documents) / len(tokenizer.encode_all(documents))
+    return count_bytes(texts) / len(tokenizer.encode_all(texts))
 
 # %% ../nbs/05_data.ipynb #f0efc2ab
 def _runs(document: str, words: int) -> list[int]:
@@ -306,8 +349,9 @@ def leak(
     words: int = 8,  # the length of a run
 ) -> float:  # from 0 (nothing shared) to 1
     "The share of the runs of eight words in `valid` that occur in `train` too."
-    seen = {run for d in train for run in _runs(d, words)}
-    held = [run for d in valid for run in _runs(d, words)]
+    _check_whole("words", words, 1)
+    seen = {run for d in _several(train) for run in _runs(d, words)}
+    held = [run for d in _several(valid) for run in _runs(d, words)]
     return sum(run in seen for run in held) / max(len(held), 1)
 
 # %% ../nbs/05_data.ipynb #8f0e6b09
@@ -343,8 +387,8 @@ def ngram_bits(
     n: int = 6,  # bytes in a gram, the predicted one included: 1 to 7
 ) -> float:  # bits per byte
     "What an n-gram model with Witten-Bell smoothing pays for `valid`: a baseline for any model of bytes."
-    if not 1 <= n <= 7:
-        raise ValueError(f"n must be from 1 to 7, got {n}")
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= 7:
+        raise ValueError(f"n must be a whole number from 1 to 7, got {n!r}")
     for name, t in (("train", train), ("valid", valid)):
         if t.dtype != torch.uint8 or t.ndim != 1 or len(t) < n:
             raise ValueError(f"{name} must be one row of at least {n} bytes (uint8), got {tuple(t.shape)} {t.dtype}")
@@ -363,9 +407,8 @@ def _generator(seed: int, i: int) -> torch.Generator:
 # %% ../nbs/05_data.ipynb #293e3848
 def _check_tokens(tokens: Tensor, context: int, batch_size: int) -> None:
     "Raise unless `tokens` is one row of whole numbers, longer than one context."
-    for name, n in (("context", context), ("batch_size", batch_size)):
-        if not isinstance(n, int) or n < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {n!r}")
+    _check_whole("context", context, 1)
+    _check_whole("batch_size", batch_size, 1)
     if not isinstance(tokens, Tensor):
         raise TypeError(f"tokens must be a Tensor, got {type(tokens).__name__}")
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
@@ -384,7 +427,8 @@ def _batch(tokens: Tensor, batch_size: int, context: int, seed: int, i: int) -> 
         window = tokens.view(torch.int16)[places].long() & 0xFFFF
     else:
         window = tokens[places].long()
-    return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+    x, y = window[:, :-1], window[:, 1:]
+    return x.clone(memory_format=torch.contiguous_format), y.clone(memory_format=torch.contiguous_format)
 
 # %% ../nbs/05_data.ipynb #4ec1d9f1
 def batches(
@@ -396,6 +440,8 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:  # x and y, (B, T), int64, y one token ahead
     "Batches without end; batch i depends on (seed, i) only. Raises ValueError when one context does not fit."
     _check_tokens(tokens, context, batch_size)
+    _check_whole("seed", seed, 0)
+    _check_whole("start", start, 0)
     return (_batch(tokens, batch_size, context, seed, i) for i in itertools.count(start))
 
 # %% ../nbs/05_data.ipynb #3cc872b3
@@ -411,7 +457,8 @@ def windows(
     pairs = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
     if n < len(tokens) - 1:
         pairs.append((tokens[None, n:-1], tokens[None, n + 1 :]))
-    return ((x.long(), y.long()) for x, y in pairs)
+    copy = lambda t: t.to(torch.int64, copy=True)  # who masks a window must not change the row
+    return ((copy(x), copy(y)) for x, y in pairs)
 
 # %% ../nbs/05_data.ipynb #1a2b3c02
 _head = 1024  # bytes at the beginning, kept free for the header
@@ -424,6 +471,21 @@ def _header(wide: bool, n: int, facts: dict[str, Any]) -> bytes:
     text = json.dumps({"__metadata__": meta, "tokens": entry}).encode()
     return (_head - 8).to_bytes(8, "little") + text.ljust(_head - 8)
 
+
+def _check_name(name: str) -> None:
+    "Raise ValueError unless a header has room for this tokenizer's name, whatever the other facts are."
+    if not isinstance(name, str) or len(json.dumps(name)) > _head // 2:
+        raise ValueError(f"tokenizer.name must be a text of at most {_head // 2} letters, got {name!r:.60}")
+
+
+def _checked_row(row: Tensor, wide: bool) -> Tensor:
+    "The row. Raises TypeError unless it is one of tokens as the header will say."
+    dtype = torch.uint16 if wide else torch.uint8
+    if not isinstance(row, Tensor) or row.dtype != dtype or row.ndim != 1:
+        got = f"{row.dtype} of shape {tuple(row.shape)}" if isinstance(row, Tensor) else type(row).__name__
+        raise TypeError(f"tokenizer must encode to one row of {dtype} with a vocabulary of its size, got {got}")
+    return row.contiguous()
+
 # %% ../nbs/05_data.ipynb #1a2b3c03
 def write_tokens(
     path: str | Path,  # the file to write
@@ -431,13 +493,14 @@ def write_tokens(
     tokenizer: Tokenizer,
 ) -> Path:  # the file that was written
     "Encode documents into a file for `open_tokens`. It appears when it is complete."
+    _check_name(tokenizer.name)
     path, digest, count = Path(path), hashlib.sha256(), Counter(documents=0, bytes=0, tokens=0)
     with TemporaryDirectory(dir=path.parent, prefix=".tokens-") as folder:
         part = Path(folder, path.name)
         with open(part, "wb") as f:
             f.write(bytes(_head))
             for some in _groups(documents):
-                row = tokenizer.encode_all(some).numpy()
+                row = _checked_row(tokenizer.encode_all(some), tokenizer.vocab_size > 256).numpy()
                 f.write(row.data)
                 digest.update(row.data)
                 count.update(documents=len(some), bytes=count_bytes(some), tokens=len(row))
@@ -453,12 +516,13 @@ def token_facts(
     "What the header of a token file says. Raises ValueError for another or a cut-off file."
     try:
         with safe_open(path, framework="pt") as f:
-            facts = {**(f.metadata() or {})}
-            if facts.pop("format", None) != "coupled_qk tokens":
+            facts, counts = {**(f.metadata() or {})}, ("documents", "bytes", "tokens")
+            ours = facts.pop("format", None) == "coupled_qk tokens" and {"tokenizer", "sha256"} <= facts.keys()
+            if not ours or "tokens" not in f.keys() or not all(facts.get(c, "").isdecimal() for c in counts):
                 raise ValueError(f"{path} must be a file of write_tokens, got another safetensors file")
     except SafetensorError as e:
         raise ValueError(f"{path} must be a whole file of write_tokens, got one that cannot be read ({e})") from None
-    return {name: int(fact) if fact.isdigit() and name != "sha256" else fact for name, fact in facts.items()}
+    return {name: int(fact) if name in counts else fact for name, fact in facts.items()}
 
 # %% ../nbs/05_data.ipynb #1a2b3c06
 def open_tokens(
@@ -501,8 +565,9 @@ def pieces(
     size: int = 4000,  # characters in a piece, at most
 ) -> list[str]:  # the pieces, which joined give the text again
     "Cut a text at the ends of lines; a line longer than `size` is cut where it must be."
+    _check_whole("size", size, 1)
     parts = [""]
-    for line in text.splitlines(keepends=True):
+    for line in _text(text).splitlines(keepends=True):
         for bit in (line[i : i + size] for i in range(0, len(line), size)):
             if parts[-1] and len(parts[-1]) + len(bit) > size:
                 parts.append("")
