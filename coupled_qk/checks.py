@@ -226,7 +226,7 @@ def check_ids(ids: Tensor, vocab_size: int, name: str = "ids") -> None:
             f"{name} must lie in 0 ... {vocab_size - 1} for a vocabulary of {vocab_size}, got {low} ... {high}"
         )
 
-
+# %% ../nbs/appendix/checks.ipynb #25bd083b
 def check_options(
     options: dict[str, Any],  # a configuration's pre_options
     variant: str,  # its name
@@ -250,7 +250,7 @@ def check_options(
     except TypeError as error:
         raise ValueError(f"pre_options must be options of variant {variant!r}, got {options}: {error}") from error
 
-
+# %% ../nbs/appendix/checks.ipynb #8a796413
 def check_factory(pre: Callable[[int], Any] | None, named: str) -> None:
     "Raise TypeError or ValueError unless `pre` makes modules, and the configuration leaves the place to it."
     if pre is None:
