@@ -155,7 +155,7 @@ def _open_backend(text: str) -> tuple["Backend", int]:
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True  # a text that spells the separator's name is text
-    return backend, backend.token_to_id(_end)
+    return backend, backend.get_vocab()[_end]
 
 # %% ../nbs/05_data.ipynb #1528ca6d
 def _token_bytes(backend: "Backend") -> list[bytes]:

@@ -1,6 +1,6 @@
 "Text, tokenizers, splits, batches, token files and fetched corpora: their promises, and what they say to bad input."
 
-import errno, gzip, hashlib, io, itertools, json, os, subprocess, sys, sysconfig
+import errno, gzip, hashlib, io, itertools, json, os, random, subprocess, sys, sysconfig
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +16,7 @@ from coupled_qk.data import (
     BPETokenizer,
     ByteTokenizer,
     Corpus,
+    _end,
     batches,
     bytes_per_token,
     corpus,
@@ -66,7 +67,10 @@ def test_a_broken_letter_is_shown_and_does_not_fail():
     assert tokenizer.decode([0xC3]) == "�" and tokenizer.decode([0xFF, 65]) == "�A"
 
 
-@pytest.mark.parametrize("ids", [[256], [-1], [1.5], [[1, 2]], torch.tensor(3), torch.randn(4)])
+@pytest.mark.parametrize(
+    "ids",
+    [[256], [-1], [1.5], [[1, 2]], torch.tensor(3), torch.randn(4), None, "abc", [1j], [10**30], [True], [[1], [2, 3]]],
+)
 def test_decode_rejects_what_is_not_a_row_of_bytes(ids):
     with pytest.raises(ValueError, match="ids must be"):
         tokenizer.decode(ids)
@@ -227,6 +231,112 @@ def test_only_our_tokenizers_are_saved(tmp_path):
         save_tokenizer("bytes", tmp_path)
 
 
+LOSES_TEXT = {  # what to change in a tokenizer.json, and what the error names
+    "model.type": {"model": {"type": "WordLevel", "unk_token": "Ġ"}},
+    "model.dropout": {"model": {"dropout": 0.5}},
+    "model.unk_token": {"model": {"unk_token": _end}},
+    "model.continuing_subword_prefix": {"model": {"continuing_subword_prefix": "##"}},
+    "model.end_of_word_suffix": {"model": {"end_of_word_suffix": "</w>"}},
+    "model.ignore_merges": {"model": {"ignore_merges": True}},
+    "normalizer": {"normalizer": {"type": "NFC"}},
+    "pre_tokenizer": {"pre_tokenizer": {"add_prefix_space": True}},
+    "pre_tokenizer.use_regex": {"pre_tokenizer": {"use_regex": False}},
+}
+
+
+def changed(bpe, **parts):
+    "The tokenizer.json of `bpe` with some entries changed."
+    whole = json.loads(bpe._backend.to_str())
+    for name, new in parts.items():
+        old = whole[name]
+        whole[name] = {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new
+    return json.dumps(whole)
+
+
+@pytest.mark.parametrize("named", LOSES_TEXT)
+def test_a_tokenizer_that_would_lose_or_add_text_is_refused(bpe, named):
+    with pytest.raises(ValueError, match=rf"tokenizer\.json must be .*other than expected: .*{named}"):
+        BPETokenizer(changed(bpe, **LOSES_TEXT[named]))
+
+
+def test_a_tokenizer_without_every_byte_is_refused(bpe):
+    vocab = json.loads(bpe._backend.to_str())["model"]["vocab"]
+    for wrong in ({t: i for t, i in vocab.items() if t != "Ġ"}, {**vocab, "漢": 300}):
+        with pytest.raises(ValueError, match=r"other than expected: model\.vocab"):
+            BPETokenizer(changed(bpe, model={"vocab": wrong}))
+
+
+def test_the_end_is_the_only_added_token_and_takes_nothing_with_it(bpe):
+    (end,) = json.loads(bpe._backend.to_str())["added_tokens"]
+    other = {**end, "content": "sea", "id": 300, "special": False}
+    for tokens in (
+        [],
+        [other],
+        [end, other],
+        [{**end, "special": False}],
+        [{**end, "lstrip": True}],
+        [{**end, "rstrip": True}],
+    ):
+        with pytest.raises(ValueError, match=r"other than expected: .*added_tokens"):
+            BPETokenizer(changed(bpe, added_tokens=tokens))
+
+
+def test_a_tokenizer_that_was_saved_to_cut_and_pad_does_neither(bpe):
+    from tokenizers import Tokenizer
+
+    other = Tokenizer.from_str(bpe._backend.to_str())
+    other.enable_truncation(4)
+    other.enable_padding(length=4096)
+    again = BPETokenizer(other.to_str())
+    assert all(again.decode(again.encode(text)) == text for text in strings)
+    assert torch.equal(again.encode_all(texts), bpe.encode_all(texts))
+
+
+def test_older_files_that_do_not_name_the_kind_are_read(bpe):
+    "As GPT-2's on the hub: no type, and empty texts where others have nothing."
+    whole = json.loads(bpe._backend.to_str())
+    del whole["model"]["type"], whole["pre_tokenizer"]["use_regex"]
+    whole["model"] |= {"continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    again = BPETokenizer(json.dumps(whole))
+    assert all(again.decode(again.encode(text)) == text for text in strings) and again.name == bpe.name
+
+
+def test_a_binary_tokenizer_file_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe\0")
+    with pytest.raises(ValueError, match=r".*tokenizer\.json must be .* not UTF-8 text") as e:
+        load_tokenizer(tmp_path)
+    assert str(tmp_path) in str(e.value)
+
+
+@pytest.mark.parametrize("wrong", [None, [None], [b"raw"], b"raw", 3, [1, 2]])
+def test_documents_that_are_no_texts(any_tokenizer, wrong, tmp_path):
+    for use in (
+        any_tokenizer.encode_all,
+        train_bpe,
+        split,
+        count_bytes,
+        lambda d: leak(d, ["a"]),
+        lambda d: leak(["a"], d),
+        lambda d: bytes_per_token(any_tokenizer, d),
+        lambda d: write_tokens(tmp_path / "a", d, any_tokenizer),
+    ):
+        with pytest.raises(TypeError, match="documents must be"):
+            use(wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_half_a_pair_of_surrogates_is_no_text(any_tokenizer):
+    with pytest.raises(ValueError, match=r"^text must be what UTF-8 can write, got '\\ud800' at 2"):
+        any_tokenizer.encode("ab\ud800")
+    for use in (any_tokenizer.encode_all, split, count_bytes, train_bpe):
+        with pytest.raises(ValueError, match="each of documents must be what UTF-8 can write"):
+            use(["good", "\udfff"])
+
+
+def test_documents_may_come_from_a_generator(any_tokenizer):
+    assert bytes_per_token(any_tokenizer, (d for d in texts)) == bytes_per_token(any_tokenizer, texts)
+
+
 # ---- splits
 
 
@@ -251,6 +361,24 @@ def test_equal_documents_are_on_one_side_and_blank_ones_on_none():
 
 def test_one_document_too_long_for_the_share_still_leaves_something_to_evaluate():
     assert split(["a" * 100, "b" * 90, "c" * 95], 0.01) == (["a" * 100, "c" * 95], ["b" * 90])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_both_sides_of_a_split_hold_something(seed):
+    "For any two or more texts that differ, of lengths from one byte to thousands, and any share."
+    draw = random.Random(seed)
+    for _ in range(20):
+        n = draw.choice([2, 2, 3, 4, 10])
+        texts = [f"{i:x}" * int(10 ** draw.uniform(0, 3.5)) for i in range(n)]
+        share = draw.choice([1e-9, 0.01, 0.1, 0.5, 0.9, 1 - 2**-53])
+        train, valid = split(texts, share)
+        assert train and valid and sorted(train + valid) == sorted(texts), (share, [*map(len, texts)])
+
+
+@pytest.mark.parametrize("share", [0, 1, 0.0, 1.0, -0.1, float("nan"), "x", None, True])
+def test_impossible_shares(share):
+    with pytest.raises(ValueError, match="share must be a number between 0 and 1, got"):
+        split(["a", "b"], share)
 
 
 @pytest.mark.parametrize("documents", [[], ["one"], ["one", "one", " "]])
@@ -287,6 +415,21 @@ def test_pieces_lose_nothing(text, size):
     assert "".join(parts) == text and max(map(len, parts)) <= size
 
 
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, None])
+def test_pieces_have_a_size(size):
+    with pytest.raises(ValueError, match="size must be a whole number of at least 1, got"):
+        pieces("text", size)
+
+
+def test_leak_wants_documents_and_a_length():
+    for sides in (("one text", ["one text"]), (["one text"], "one text")):
+        with pytest.raises(TypeError, match="documents must be several texts"):
+            leak(*sides)
+    for words in (0, -1, 2.0, True):
+        with pytest.raises(ValueError, match="words must be a whole number of at least 1, got"):
+            leak(["a"], ["a"], words)
+
+
 def test_leak_counts_shared_runs():
     assert leak(["a b c d"], ["b c d e"], 3) == 0.5
     assert leak(["a b c"], ["a b"], 3) == leak([], [], 3) == 0
@@ -319,8 +462,8 @@ def test_ngrams_follow_the_rule(n):
 
 def test_ngrams_reject_other_input():
     row = tokenizer.encode("enough text")
-    for n in (0, 8):
-        with pytest.raises(ValueError, match=f"n must be from 1 to 7, got {n}"):
+    for n in (0, 8, 2.5, True):
+        with pytest.raises(ValueError, match=f"n must be a whole number from 1 to 7, got {n}"):
             ngram_bits(row, row, n)
     for bad in (row.long(), row[:3], row[None]):
         with pytest.raises(ValueError, match="valid must be one row"):
@@ -415,6 +558,27 @@ def test_bad_tokens_are_refused_at_once(tokens, context, batch_size, error, mess
         windows(tokens, context, batch_size)
 
 
+@pytest.mark.parametrize("name", ["seed", "start"])
+@pytest.mark.parametrize("value", [1.0, True, None, [1], float("nan"), -1, "1"])
+def test_batches_are_numbered_by_whole_numbers(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least 0, got"):
+        batches(row, 4, 16, **{name: value})
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_what_is_handed_out_may_be_written_to(dtype):
+    "Masking inputs in place changes neither the row, nor the targets, nor the next pass."
+    tokens = row.to(dtype)
+    for serve in (lambda: windows(tokens, 16, 3), lambda: itertools.islice(batches(tokens, 1, 16), 3)):
+        expected = [(x.tolist(), y.tolist()) for x, y in serve()]
+        for (x, y), (_, target) in zip(serve(), expected, strict=True):
+            x.fill_(99)
+            assert y.tolist() == target
+            y.fill_(98)
+        assert [(x.tolist(), y.tolist()) for x, y in serve()] == expected
+    assert torch.equal(tokens, row.to(dtype))
+
+
 # ---- token files
 
 
@@ -495,6 +659,58 @@ def test_token_files_that_are_not_whole_or_not_ours(bpe, tmp_path):
         open_tokens(tmp_path / "none")
 
 
+class Named(ByteTokenizer):
+    def __init__(self, name):
+        self.name = name
+
+
+class Wide(ByteTokenizer):
+    def encode_all(self, documents):
+        return super().encode_all(documents).long()
+
+
+def test_a_header_that_would_not_be_true_is_not_written(tmp_path):
+    file = write_tokens(tmp_path / "a", texts, tokenizer)
+    for wrong, error in ((Wide(), TypeError), (Named("x" * 2000), ValueError), (Named(None), ValueError)):
+        with pytest.raises(error, match="tokenizer"):
+            write_tokens(file, ["other"], wrong)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"] and open_tokens(file).tolist() == tokenizer.encode_all(
+        texts
+    ).tolist()
+
+
+@pytest.mark.parametrize("name", ["123", "é" * 80, '"', "x" * 510])
+def test_any_name_of_a_tokenizer_comes_back(tmp_path, name):
+    file = write_tokens(tmp_path / "a", texts, Named(name))
+    assert token_facts(file)["tokenizer"] == name and len(open_tokens(file, Named(name))) == count_bytes(texts)
+
+
+@pytest.mark.parametrize("lost", ["tokenizer", "documents", "bytes", "tokens", "sha256"])
+def test_other_files_with_our_tag(tmp_path, lost):
+    from safetensors.torch import save_file
+
+    meta = {
+        "format": "coupled_qk tokens",
+        "tokenizer": "bytes",
+        "documents": "1",
+        "bytes": "3",
+        "tokens": "3",
+        "sha256": "0",
+    }
+    for facts, tensor in (
+        ({k: v for k, v in meta.items() if k != lost}, "tokens"),
+        (meta, "weights"),
+        ({**meta, "bytes": "x"}, "tokens"),
+    ):
+        save_file({tensor: torch.zeros(3, dtype=torch.uint8)}, tmp_path / "a", facts)
+        for use in (token_facts, open_tokens, verify_tokens):
+            with pytest.raises(
+                ValueError, match=r"a must be a file of write_tokens, got another safetensors file"
+            ) as e:
+                use(tmp_path / "a")
+            assert str(tmp_path) in str(e.value)
+
+
 # ---- the standard library
 
 
@@ -573,6 +789,29 @@ def test_a_file_with_too_little_text(tmp_path, content):
         corpus(tmp_path / "small.txt")
 
 
+@pytest.mark.parametrize("n", [4001, 4002, 4100, 4399, 4400, 4401, 4500, 8001])
+def test_a_file_that_is_just_long_enough_has_two_sides(tmp_path, n):
+    "In one line, and in many."
+    for text in ("".join(map(chr, range(300, 300 + n))), "".join(lines)[:n]):
+        (tmp_path / "small.txt").write_text(text, encoding="utf-8")
+        c = corpus(tmp_path / "small.txt")
+        assert c.train and c.valid and sum(map(len, c.train + c.valid)) == n
+
+
+@pytest.mark.parametrize("text", ["x" * 8000, "x" * 4000 + " " * 300, "x" * 3999 + "\n" * 9])
+def test_a_file_that_cannot_be_divided_says_why(tmp_path, text):
+    (tmp_path / "small.txt").write_text(text)
+    with pytest.raises(ValueError, match=rf"got {len(text):,} in 1 different pieces that are not blank$"):
+        corpus(tmp_path / "small.txt")
+
+
+def test_a_folder_with_one_long_text_keeps_some_to_train_on(tmp_path):
+    for name, text in {"a": "a", "b": "b", "c": "c" * 100}.items():
+        (tmp_path / name).write_text(text)
+    c = corpus(tmp_path)
+    assert c.train and c.valid
+
+
 def test_a_file_that_is_not_text(tmp_path):
     (tmp_path / "latin").write_bytes(b"caf\xe9 " * 2000)
     with pytest.raises(ValueError, match=r"latin is not UTF-8 text \(byte 3 is 0xe9\)"):
@@ -596,6 +835,7 @@ def test_a_folder_without_text(tmp_path):
         ("stdlb", "did you mean 'stdlib'"),
         ("no/such.txt", "no/such"),
         ("", "''"),
+        ("~nouser/x", "~nouser/x"),
     ],
 )
 def test_unknown_names_and_missing_paths(name, hint):
@@ -932,6 +1172,14 @@ def test_mixtures_of_what_is_not_there(names):
         mixture(names)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_bytes", v) for v in (0, -5, 2, 2e4, True)] + [("seed", v) for v in (-1, 1.0, True, None)]
+)
+def test_mixtures_of_no_size_or_seed(domains, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least [03], got"):
+        mixture(domains, **{"n_bytes": 6_000, name: value})
+
+
 def test_too_little_text_for_a_mixture(domains):
     with pytest.raises(ValueError, match=r"n_bytes must leave each domain no larger share than it has, got .* of "):
         mixture(domains, 10**9)
@@ -1032,6 +1280,13 @@ def test_the_hub_says_what_is_wrong(hub, tmp_path, monkeypatch):
         list(hub_documents("openwebtext"))
     with pytest.raises(ValueError, match="name must be one of wikitext103, openwebtext, pubmed_articles, got 'c4'"):
         hub_documents("c4")
+    for wrong in ([], None, {}):
+        with pytest.raises(ValueError, match="name must be one of wikitext103"):
+            hub_documents(wrong)
+        with pytest.raises(ValueError, match="side must be one of train, valid"):
+            hub_documents("openwebtext", wrong)
+        with pytest.raises(ValueError, match="name must be one of cola"):
+            corpora.glue(wrong)
     with pytest.raises(ValueError, match="side must be one of train, valid, got 'test'"):
         hub_documents("openwebtext", "test")
     with pytest.raises(ValueError, match="name must be one of cola, .*, got 'snli'"):
