@@ -58,7 +58,7 @@ def _add_what(add: Callable[..., Any]) -> None:
         "--corpus",
         type=own_path,
         default="stdlib",
-        help="stdlib, wikitext2, recipes, code, or your own text file or folder (default: stdlib)",
+        help="stdlib, mix, wikitext2 or another name of chapter 05, or your own text file or folder (default: stdlib)",
     )
     add("--size", default="tiny", help="tiny or small (default: tiny)")
     add(
