@@ -204,7 +204,7 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     x: Tensor,  # this process's windows, (B, T), int64
     y: Tensor,  # (B, T), int64, one token ahead
-    config: TrainConfig,
+    config: TrainConfig = TrainConfig(),  # noqa: B008 (frozen)
     scaler: torch.amp.GradScaler | None = None,  # for fp16; None: no scale
 ) -> tuple[float, float]:  # the loss before the step, nats per token, and the gradient's norm before clipping
     "One update. Raises FloatingPointError, naming the first bad tensor, before a number that is not finite is used."
