@@ -140,8 +140,9 @@ def training(model: nn.Module, config: GPTConfig, batch: int, compiled: bool) ->
     "A step of training, with clipping and AdamW."
     if compiled:
         model.compile()
-    optimizer, ids = make_optimizer(model, TrainConfig()), some_text(config, batch)
-    return lambda: train_step(model, optimizer, ids, ids)
+    settings, ids = TrainConfig(), some_text(config, batch)
+    optimizer = make_optimizer(model, settings)
+    return lambda: train_step(model, optimizer, ids, ids, settings)
 
 
 # -- the plain GPT to compare with: nanoGPT's architecture from PyTorch's own modules
