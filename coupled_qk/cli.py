@@ -52,7 +52,7 @@ def _add_what(add: Callable[..., Any]) -> None:
         nargs="+",
         default=["standard", "euler", "leapfrog", "query_mlp"],
         metavar="NAME",
-        help="the first is what the others are compared with (default: standard euler leapfrog query_mlp; also leapfrog_dkd, symplectic_euler, rk4)",
+        help="the first is what the others are compared with (default: standard euler leapfrog query_mlp; also leapfrog_dkd, symplectic_euler, rk4, and the controls drift, key_mlp, kick, both_mlp, cross_mlp)",
     )
     add(
         "--corpus",
