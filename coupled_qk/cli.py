@@ -91,6 +91,8 @@ def check_folder(
 ) -> Path:
     "Raise OSError, in a sentence, unless the folder can be made and written."
     folder = Path(path)
+    if not path:
+        raise OSError("the output folder must have a name, got ''")
     try:
         nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         tempfile.TemporaryFile(dir=nearest).close()  # a real attempt: permission bits do not tell everything

@@ -360,6 +360,8 @@ def _train(
 
     if new and world()[0] == 0:
         write_text(settings, folder, say)
+        kept = {name: value for name, value in settings.items() if name != "out"}
+        write_whole(folder / "train.json", f"{json.dumps(kept, indent=1)}\n".encode())
     add_up(0.0)  # the others wait for the text
     tokenizer = load_tokenizer(folder)
     files = [token_file(settings, folder, tokenizer, side) for side in ("train", "valid")]
@@ -382,6 +384,14 @@ def _silent(text: str) -> None:
     "What the other processes say."
 
 
+def _check_unchanged(settings: dict[str, Any], folder: Path) -> None:
+    "Raise ValueError, before anything is written, when a run would go on with other settings than it began with."
+    began = json.loads((folder / "train.json").read_text(encoding="utf-8"))
+    for name, value in began.items():
+        if name not in ("device", "compile", "accumulate") and settings[name] != value:
+            raise ValueError(f"{name} of the run in {folder} is {value}, and cannot become {settings[name]}")
+
+
 def run_train(options: argparse.Namespace) -> int:
     "Run `coupled-qk train`; returns the exit code."
     from coupled_qk.cli import check_folder
@@ -390,15 +400,15 @@ def run_train(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     shape = _model_config(settings, 2**16)  # raises now what is wrong with the sizes
     settings["steps"], settings["tokens"] = _train_config(settings, shape.context).steps, None
-    folder = check_folder(settings["out"])
+    folder, resuming = check_folder(settings["out"]), hasattr(options, "resume")
+    if resuming:
+        _check_unchanged(settings, folder)
     with processes(settings["device"]) as device:
         first = world()[0] == 0
         say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True) if first else _silent
         if first:
             folder.mkdir(parents=True, exist_ok=True)
-            kept = {name: value for name, value in settings.items() if name != "out"}
-            write_whole(folder / "train.json", f"{json.dumps(kept, indent=1)}\n".encode())
-        result = _train(settings, folder, device, say, new=not hasattr(options, "resume"))
+        result = _train(settings, folder, device, say, new=not resuming)
         return _tell(result, folder, options.json, say) if first else 0
 
 # %% ../nbs/appendix/cli_train.ipynb #f9c3fdba
@@ -533,7 +543,12 @@ def add_generate(
     add("folder", metavar="FOLDER", help="of `coupled-qk train`")
     add("--prompt", type=_unescaped, default="", help="the beginning (default: a new document)")
     add("-n", "--tokens", type=int, default=200, metavar="N", help="the most tokens to write (default: 200)")
-    add("--temperature", type=float, default=1.0, help="below 1: bolder; 0: always the likeliest (default: 1)")
+    add(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="below 1: likelier tokens more often; 0: always the likeliest (default: 1)",
+    )
     add("--top-k", type=int, metavar="K", help="choose among the K likeliest tokens")
     add("--top-p", type=float, metavar="P", help="choose among the likeliest that have the probability P together")
     add("--stop", type=_unescaped, metavar="TEXT", help="end before this text")

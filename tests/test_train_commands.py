@@ -177,7 +177,7 @@ def test_an_older_run_is_not_overwritten(trained, text, capsys):
     assert main(["train", "--resume", str(trained)]) == 0  # finished: nothing is left to do
     assert (trained / "last.safetensors").read_bytes() == kept
     assert main(["train", "--resume", str(trained), "--lr", "0.1"]) == 2
-    assert "belongs to another run: lr was 0.003, and is 0.1" in capsys.readouterr().err
+    assert "is 0.003, and cannot become 0.1" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_cannot_go_on(tmp_path, capsys):
@@ -332,3 +332,23 @@ def test_the_text_before_the_stop(size):
     text, cut = "one two\n\nthree", lambda text: [text[i : i + size] for i in range(0, len(text), size)]
     assert "".join(until(cut(text), "\n\n")) == "one two"
     assert "".join(until(cut(text), "four")) == "".join(until(cut(text), None)) == text
+
+
+def test_a_run_goes_on_with_its_own_settings_or_not_at_all(tmp_path, capsys):
+    "A refused resume writes nothing, so that the plain one works afterwards."
+    text = tmp_path / "mine.txt"
+    text.write_text("\n".join(f"line {i} of a text that holds {i * i}" for i in range(400)))
+    folder = tmp_path / "run"
+    shape = ["--d-model", "16", "--n-heads", "1", "--n-layers", "1", "--context", "16"]
+    assert main(["train", "--corpus", str(text), *shape, "--steps", "4", "--out", str(folder)]) == 0
+    before = (folder / "train.json").read_bytes()
+    for other in (["--d-model", "32"], ["--seed", "9"], ["--corpus", "nosuch.txt"], ["--steps", "8"]):
+        assert main(["train", "--resume", str(folder), *other]) == 2
+        assert "cannot become" in capsys.readouterr().err and (folder / "train.json").read_bytes() == before
+    assert main(["train", "--resume", str(folder)]) == 0
+
+
+def test_a_bad_text_leaves_no_run_behind(tmp_path, capsys):
+    assert main(["train", "--corpus", str(tmp_path / "none.txt"), "--out", str(tmp_path / "x")]) == 2
+    assert not (tmp_path / "x" / "train.json").exists()
+    assert main(["train", "--out", ""]) == 2
