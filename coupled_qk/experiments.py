@@ -6,11 +6,11 @@ Docs: https://coupled-qk.github.io/coupled_qk/language_modelling.html.md"""
 
 # %% auto #0
 __all__ = ['default_variants', 'stored_comparisons', 'few_seeds', 'column_legend', 'score_columns', 'stored_columns',
-           'dynamics_columns', 'train_variant', 'environment', 'pick_device', 'check_seeds', 'check_seconds',
-           'make_configs', 'encode_corpus', 'step_memory', 'free_memory', 'check_memory', 'empty_result',
-           'write_result', 'own_folder', 'price', 'steps_within', 'train_first', 'compare', 'paired_difference',
-           'whole_seeds', 'seed_noise', 'stored_result', 'same_settings', 'noise_sentence', 'result_table',
-           'format_table', 'plot', 'repeat_command']
+           'dynamics_columns', 'train_variant', 'term_sizes', 'environment', 'pick_device', 'check_seeds',
+           'check_seconds', 'make_configs', 'encode_corpus', 'step_memory', 'free_memory', 'check_memory',
+           'empty_result', 'write_result', 'own_folder', 'price', 'steps_within', 'train_first', 'compare',
+           'paired_difference', 'whole_seeds', 'seed_noise', 'stored_result', 'same_settings', 'noise_sentence',
+           'result_table', 'format_table', 'plot', 'repeat_command']
 
 # %% ../nbs/07_language_modelling.ipynb #7d177443
 import contextlib
@@ -35,6 +35,8 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 import coupled_qk
+from .attention import allowed_pairs, rotary, split_heads
+from .coupling import Coupling, euler, score_terms
 from .data import ByteTokenizer, Corpus, batches
 from .data import corpus as load_corpus
 from .files import write_whole
@@ -90,6 +92,38 @@ def train_variant(
         "sample": _sample(model, valid, seed),
     }
 
+# %% ../nbs/07_language_modelling.ipynb #terms-code
+def _varied(
+    scores: Tensor,  # (..., T, T)
+) -> float:
+    "How far scores stand from their mean over the keys that each query may see: the part that softmax heeds."
+    see = allowed_pairs(scores.shape[-2], scores.shape[-1], scores.device)
+    mean = scores.where(see, 0.0).sum(-1, keepdim=True) / see.sum(-1, keepdim=True)
+    return (scores - mean)[..., see].square().mean().sqrt().item()
+
+
+@torch.no_grad()
+def term_sizes(
+    model: GPT,
+    ids: Tensor,  # (B, T), int64
+) -> list[
+    dict[str, float]
+]:  # a row for each layer; empty unless every layer takes one Euler step, with a key for each query
+    "How much each of the four score terms of chapter 01 varies over the keys, rotary embedding included."
+    sizes, x = [], model.embed(ids)
+    for block in model.blocks:
+        attn = block.attn
+        alone = attn.heads.n_q == attn.heads.n_k and len(attn.pre) == 1
+        if not (alone and isinstance(c := attn.pre[0], Coupling) and c.step is euler and c.n == 1):
+            return []
+        h, place = block.norm1(x), partial(rotary, base=attn.base)
+        q, k = split_heads(attn.q_proj(h), attn.heads.n_q), split_heads(attn.k_proj(h), attn.heads.n_k)
+        force = place(c.force(q))
+        terms = score_terms(place(q), place(k), lambda _, force=force: force, c.dt)
+        sizes.append({name: _varied(term) / attn.heads.d**0.5 for name, term in terms.items()})
+        x = block(x)
+    return sizes
+
 # %% ../nbs/07_language_modelling.ipynb #24a17dc9
 def _commit() -> str | None:
     "The commit of the source tree that this package runs from; None when it was installed."
@@ -105,6 +139,16 @@ def _commit() -> str | None:
     return git.stdout.strip() or None
 
 
+def _processor() -> str:
+    "The kind of processor, and the instructions that PyTorch uses on it: rounding depends on both."
+    facts: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    known = [facts[name] for name in ("model name", "cpu family", "model", "stepping") if name in facts]
+    return " ".join([*(known or [platform.processor()]), torch.backends.cpu.get_cpu_capability()]).strip()
+
+
 def environment(device: str = "cpu") -> dict[str, Any]:
     "What a result depends on besides its settings."
     gpu = torch.cuda.get_device_name() if device.startswith("cuda") else None
@@ -114,6 +158,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "cpu": _processor(),
         "threads": torch.get_num_threads(),
         "device": gpu or device,
         "date": time.strftime("%Y-%m-%d"),

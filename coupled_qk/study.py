@@ -31,7 +31,7 @@ from torch import Tensor
 
 from .attention import MultiHeadAttention
 from .data import bytes_per_token, corpus, train_bpe
-from .experiments import environment, format_table, write_result
+from .experiments import environment, format_table, term_sizes, write_result
 from .gpt import GPT, GPTConfig, look_up, n_parameters, named_stream
 from .stats import difference, holm
 from .training import TrainConfig, bits_per_byte, fit
@@ -130,6 +130,7 @@ def _row(run: Run, model: GPT, history: Any, valid: Tensor, per_token: float, se
         "seconds": round(seconds, 1),  # of the last sitting
         "tokens_per_second": round(history.tokens_per_second),
         "parameters": n_parameters(model),
+        "score_terms": [{name: round(x, 4) for name, x in row.items()} for row in term_sizes(model, window)],
         "layers": [{name: round(x, 4) for name, x in row.items()} for row in model.displacements(window)],
         "environment": environment(),
     }
@@ -297,7 +298,7 @@ def check(
 
 # %% ../nbs/appendix/study.ipynb #4ded0d13
 regime = GPTConfig(vocab_size=2048, context=256, n_layers=3, n_heads=3, d_model=192, d_ff=512)
-how = TrainConfig(steps=1000, batch_size=8, lr=2e-3, precision="bf16", eval_every=250)
+how = TrainConfig(steps=1000, batch_size=8, lr=2e-3, precision="bf16", eval_every=500)
 
 
 def _run(
@@ -319,7 +320,7 @@ def noise() -> Study:
     "How much does chance move a result?"
     runs = [
         run
-        for s in range(8)
+        for s in range(6)
         for run in (
             _run("standard", s),
             _run("perturbed", s, "standard", start="perturbed"),

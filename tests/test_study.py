@@ -77,7 +77,7 @@ def test_studies_are_paired_and_without_doubles(name):
 def test_shared_runs_are_made_once():
     keys = lambda name: {r.key for r in studies[name]().runs}
     assert len(keys("ablation") & keys("controls")) == 30  # standard, euler and query_mlp, ten seeds
-    assert len(keys("noise") & keys("ablation")) == 8
+    assert len(keys("noise") & keys("ablation")) == 6
 
 
 # -- one run
