@@ -108,8 +108,8 @@ def visible(text: str) -> str:
 # %% ../nbs/appendix/cli.ipynb #0aa33488
 def _report(result: dict[str, Any]) -> None:
     "Print tables, what their columns mean, what the seeds allow to say, and samples."
-    from coupled_qk.experiments import column_legend, dynamics_columns, format_table, noise_sentence
-    from coupled_qk.experiments import result_table, score_columns, whole_seeds
+    from coupled_qk.compare import column_legend, dynamics_columns, format_table, noise_sentence
+    from coupled_qk.compare import result_table, score_columns, whole_seeds
 
     head, *rows = result_table(result, dynamics_columns)
     coupled = [row for row in rows if row[1] != "-"]
@@ -127,7 +127,7 @@ def _report(result: dict[str, Any]) -> None:
 # %% ../nbs/appendix/cli.ipynb #27df7c9e
 def _report_stored(result: dict[str, Any]) -> None:
     "Print a stored result beside this one, if the model and the variants are the same."
-    from coupled_qk.experiments import format_table, noise_sentence, result_table, stored_columns, stored_result
+    from coupled_qk.compare import format_table, noise_sentence, result_table, stored_columns, stored_result
 
     stored = stored_result("compare-wikitext2")
     if (stored["size"], stored["variants"]) != (result["size"], result["variants"]):
@@ -154,7 +154,7 @@ def _how_it_ended(result: dict[str, Any], path: Path) -> int:
 
 def _draw(result: dict[str, Any], path: Path) -> bool:
     "Draw the curves; False, and a sentence, when they could not be written."
-    from coupled_qk.experiments import plot
+    from coupled_qk.compare import plot
     from coupled_qk.figures import save
 
     try:
@@ -167,7 +167,7 @@ def _draw(result: dict[str, Any], path: Path) -> bool:
 # %% ../nbs/appendix/cli.ipynb #11c3dfc0
 def run_compare(options: argparse.Namespace) -> int:
     "Run `coupled-qk compare`; returns the exit code."
-    from coupled_qk.experiments import compare
+    from coupled_qk.compare import compare
     from coupled_qk.training import TrainConfig
 
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)

@@ -266,7 +266,7 @@ def processes(
     import torch
     import torch.distributed as dist
 
-    from coupled_qk.experiments import pick_device
+    from coupled_qk.compare import pick_device
 
     device = pick_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -326,7 +326,7 @@ def _result(
     settings: dict[str, Any], model: "GPT", device: str, history: "History", best: dict[str, Any], facts: dict[str, Any]
 ) -> dict[str, Any]:
     "What result.json says."
-    from coupled_qk.experiments import environment
+    from coupled_qk.compare import environment
     from coupled_qk.gpt import n_parameters
     from coupled_qk.runs import world
     from coupled_qk.training import bits_per_byte
@@ -482,7 +482,7 @@ def run_generate(options: argparse.Namespace) -> int:
     "Run `coupled-qk generate`; returns the exit code."
     from coupled_qk.cli import visible
     from coupled_qk.data import load_tokenizer
-    from coupled_qk.experiments import pick_device
+    from coupled_qk.compare import pick_device
     from coupled_qk.gpt import load_model
 
     folder = Path(options.folder)

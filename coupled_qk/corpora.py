@@ -754,7 +754,7 @@ def mixing(
 # %% ../nbs/appendix/corpora.ipynb #c0a10062
 def main(argv: Sequence[str] | None = None) -> int:
     "Measure all corpora, and write the result."
-    from coupled_qk.experiments import environment, write_result
+    from coupled_qk.compare import environment, write_result
 
     parser = argparse.ArgumentParser("python -m coupled_qk.corpora", description=main.__doc__)
     parser.add_argument("file", help="where to write the result, as JSON")

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from .attention import MultiHeadAttention
 from .data import bytes_per_token, corpus, train_bpe
-from .experiments import environment, format_table, term_sizes, write_result
+from .compare import environment, format_table, term_sizes, write_result
 from .gpt import GPT, GPTConfig, look_up, n_parameters, named_stream
 from .stats import difference, holm
 from .training import TrainConfig, bits_per_byte, fit

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from coupled_qk import __version__, experiments, figures
+from coupled_qk import __version__, figures
+from coupled_qk import compare as comparing
 from coupled_qk.cli import main
-from coupled_qk.experiments import column_legend
+from coupled_qk.compare import column_legend
 from coupled_qk.gpt import presets, variants
 
 COMMAND = [sys.executable, "-m", "coupled_qk"]
@@ -150,7 +151,7 @@ def test_an_output_folder_that_is_a_file(text, tmp_path):
 
 def test_a_full_disk_is_told_and_is_no_bad_input(text, tmp_path, capsys, monkeypatch):
     "The disk is full once the settings and the first run are written."
-    write, calls = experiments.write_whole, []
+    write, calls = comparing.write_whole, []
 
     def full(*args):
         calls.append(1)
@@ -158,7 +159,7 @@ def test_a_full_disk_is_told_and_is_no_bad_input(text, tmp_path, capsys, monkeyp
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(*args)
 
-    monkeypatch.setattr(experiments, "write_whole", full)
+    monkeypatch.setattr(comparing, "write_whole", full)
     monkeypatch.setattr(figures, "write_whole", full)
     assert one_run(text, tmp_path) == 1
     out, err = capsys.readouterr()

@@ -35,7 +35,7 @@ from coupled_qk.data import (
     windows,
     write_tokens,
 )
-from coupled_qk.experiments import stored_result
+from coupled_qk.compare import stored_result
 
 tokenizer = ByteTokenizer()
 lines = [f"Line {i} of the text, {hashlib.md5(str(i).encode()).hexdigest()}.\n" for i in range(2000)]

@@ -33,7 +33,18 @@ def test_metadata(dist):
         assert line in read["METADATA"].splitlines()
 
 
-CORE = ["attention", "coupling", "integrators", "diagnostics", "gpt", "data", "corpora", "training", "experiments"]
+CORE = [
+    "attention",
+    "coupling",
+    "integrators",
+    "diagnostics",
+    "gpt",
+    "data",
+    "corpora",
+    "training",
+    "compare",
+    "experiments",
+]
 USE = f"""
 import importlib, sys, coupled_qk
 from importlib import metadata, resources

@@ -258,7 +258,7 @@ def writing_part(rounds: int) -> dict:
 
 def import_part(rounds: int) -> dict:
     "Time of an import in a new process, relative to that of torch, by the clock."
-    models = "coupled_qk.gpt, coupled_qk.training, coupled_qk.experiments"
+    models = "coupled_qk.gpt, coupled_qk.training, coupled_qk.compare"
     run = lambda names: lambda: subprocess.run([sys.executable, "-c", f"import {names}"], check=True)
     rows = in_turn({names: run(names) for names in ("torch", "coupled_qk", models)}, rounds, clock=time.perf_counter)
     print(table("import", rows))

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from coupled_qk import experiments
+from coupled_qk import compare as module
 from coupled_qk.data import Corpus
-from coupled_qk.experiments import (
+from coupled_qk.compare import (
     check_memory,
     column_legend,
     compare,
@@ -164,7 +164,7 @@ def test_one_variant_has_no_differences_to_speak_of(seeds):
 
 
 def test_an_interrupt_keeps_what_is_finished(monkeypatch, tmp_path):
-    train, calls = experiments.train_variant, []
+    train, calls = module.train_variant, []
 
     def interrupted(*args, **options):
         calls.append(1)
@@ -172,7 +172,7 @@ def test_an_interrupt_keeps_what_is_finished(monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return train(*args, **options)
 
-    monkeypatch.setattr(experiments, "train_variant", interrupted)
+    monkeypatch.setattr(module, "train_variant", interrupted)
     found = quick(out=tmp_path)
     assert not found["finished"] and [r["variant"] for r in found["runs"]] == ["standard", "euler"]
     assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(found))
@@ -182,7 +182,7 @@ def test_an_interrupt_keeps_what_is_finished(monkeypatch, tmp_path):
 def test_an_interrupt_before_the_first_run_leaves_nothing_of_an_older_one(monkeypatch, tmp_path):
     for name in ("result.json", "curves.png"):
         (tmp_path / name).write_text("of another day")
-    monkeypatch.setattr(experiments, "train_variant", lambda *args, **options: exec("raise KeyboardInterrupt"))
+    monkeypatch.setattr(module, "train_variant", lambda *args, **options: exec("raise KeyboardInterrupt"))
     found = quick(out=tmp_path, max_seconds=60)
     kept = json.loads((tmp_path / "result.json").read_text())
     assert kept == json.loads(json.dumps(found)) and kept["stopped"] == "interrupted" and kept["runs"] == []
@@ -203,7 +203,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 
 def test_a_full_disk_keeps_what_was_written_and_what_was_measured(monkeypatch, tmp_path):
-    write, calls = experiments.write_whole, []
+    write, calls = module.write_whole, []
 
     def full(*args):
         calls.append(1)
@@ -211,15 +211,15 @@ def test_a_full_disk_keeps_what_was_written_and_what_was_measured(monkeypatch, t
             raise OSError(28, os.strerror(28))
         return write(*args)
 
-    monkeypatch.setattr(experiments, "write_whole", full)
+    monkeypatch.setattr(module, "write_whole", full)
     found = quick(out=tmp_path)
     assert not found["finished"] and "result.json could not be written (No space left" in found["stopped"]
     assert len(found["runs"]) == 2 and len(json.loads((tmp_path / "result.json").read_text())["runs"]) == 1
 
 
 def test_the_text_is_encoded_once(monkeypatch):
-    encode, calls = experiments.encode_corpus, []
-    monkeypatch.setattr(experiments, "encode_corpus", lambda *args: calls.append(1) or encode(*args))
+    encode, calls = module.encode_corpus, []
+    monkeypatch.setattr(module, "encode_corpus", lambda *args: calls.append(1) or encode(*args))
     assert quick(max_seconds=60)["finished"] and len(calls) == 1
 
 
@@ -228,7 +228,7 @@ def test_fewer_steps_where_time_is_short():
     found = quick(names=["standard"], how=wanted, max_seconds=1e-3, say=said.append)
     assert found["finished"] and found["train"]["steps"] == 1 and len(found["runs"][0]["training_curve"]) == 1
     assert "timing this machine ..." in said and any("fewer than 100 steps" in line for line in said)
-    prices = [price(replace(SMALL, pre=name), experiments.encode_corpus(TEXT), wanted) for name in default_variants]
+    prices = [price(replace(SMALL, pre=name), module.encode_corpus(TEXT), wanted) for name in default_variants]
     assert all(step > 0 and rest >= 0 for step, rest in prices)
     assert steps_within(1e6, prices, wanted) == wanted
     few = steps_within(30, prices, TrainConfig(steps=10**9)).steps
@@ -262,7 +262,7 @@ def test_the_time_is_kept_on_a_busy_machine(monkeypatch, slower):
 
 PEAK = """
 import re, torch
-from coupled_qk.experiments import step_memory
+from coupled_qk.compare import step_memory
 from coupled_qk.gpt import GPT, GPTConfig
 from coupled_qk.training import TrainConfig, make_optimizer, train_step
 
@@ -285,7 +285,7 @@ def test_the_memory_of_a_step_is_about_what_the_system_counts():
 
 
 def test_a_batch_that_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(experiments, "free_memory", lambda: 2.0**28)
+    monkeypatch.setattr(module, "free_memory", lambda: 2.0**28)
     check_memory([presets["tiny"]], 8, "cpu")
     check_memory([presets["tiny"]], 1000, "cuda")  # a GPU has its own, and says so
     with pytest.raises(ValueError, match=r"batch_size must be smaller here: a step with 1000 needs about 1\d\.\d GiB"):
