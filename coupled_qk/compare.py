@@ -102,6 +102,18 @@ def _varied(
     return (scores - mean)[..., see].square().mean().sqrt().item()
 
 
+def _turned_terms(
+    attn: Any,  # a layer's attention
+    coupling: Coupling,  # its pre-score module
+    h: Tensor,  # the layer's input, (B, T, D)
+) -> dict[str, Tensor]:
+    "The four terms of a layer's scores, after the rotary embedding, which turns each part of q' and k' by the same angle."
+    place = partial(rotary, base=attn.base)
+    q, k = split_heads(attn.q_proj(h), attn.heads.n_q), split_heads(attn.k_proj(h), attn.heads.n_k)
+    force = place(coupling.force(q))
+    return score_terms(place(q), place(k), lambda _: force, coupling.dt)
+
+
 @torch.no_grad()
 def term_sizes(
     model: GPT,
@@ -117,10 +129,7 @@ def term_sizes(
         alone = attn.heads.n_q == attn.heads.n_k and len(attn.pre) == 1
         if not (alone and isinstance(c := attn.pre[0], Coupling) and c.step is euler and c.n == 1):
             return []
-        h, place = block.norm1(x), partial(rotary, base=attn.base)
-        q, k = split_heads(attn.q_proj(h), attn.heads.n_q), split_heads(attn.k_proj(h), attn.heads.n_k)
-        force = place(c.force(q))
-        terms = score_terms(place(q), place(k), lambda _, force=force: force, c.dt)
+        terms = _turned_terms(attn, c, block.norm1(x))
         sizes.append({name: _varied(term) / attn.heads.d**0.5 for name, term in terms.items()})
         x = block(x)
     return sizes
