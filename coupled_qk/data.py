@@ -13,6 +13,7 @@ __all__ = ['Split', 'ByteTokenizer', 'BPETokenizer', 'train_bpe', 'Tokenizer', '
 import hashlib
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,14 @@ def _to_text(ids: Tensor | Sequence[int]) -> str:
     "The text that these bytes spell."
     return bytes(_check_row(ids, 256)).decode(errors="replace")
 
+# %% ../nbs/05_data.ipynb #e9e7d334
+def _without_separator(document: str) -> str:
+    "The document. Raises ValueError where byte 0 stands in it, which would end it there."
+    if "\0" in document:
+        at = document.index("\0")
+        raise ValueError(f"documents must not hold the character 0, which ends a document, got one with it at {at:,}")
+    return document
+
 # %% ../nbs/05_data.ipynb #e9e7d335
 class ByteTokenizer:
     "Text as its UTF-8 bytes: 256 tokens, nothing to train, nothing out of vocabulary."
@@ -99,8 +108,8 @@ class ByteTokenizer:
         self,
         documents: Iterable[str],  # such as `Corpus.train`
     ) -> Tensor:  # all their bytes, (n,), uint8
-        "The bytes of all documents in one row, each document followed by the separator."
-        return _to_bytes("".join(d + chr(self.separator) for d in _several(documents)))
+        "The bytes of all documents in one row, each followed by the separator, which none of them may hold."
+        return _to_bytes("".join(_without_separator(d) + chr(self.separator) for d in _several(documents)))
 
     def decode(
         self,
@@ -390,6 +399,8 @@ def ngram_bits(
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= 7:
         raise ValueError(f"n must be a whole number from 1 to 7, got {n!r}")
     for name, t in (("train", train), ("valid", valid)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a Tensor of bytes, got {type(t).__name__}")
         if t.dtype != torch.uint8 or t.ndim != 1 or len(t) < n:
             raise ValueError(f"{name} must be one row of at least {n} bytes (uint8), got {tuple(t.shape)} {t.dtype}")
     a, b = train.numpy(), valid.numpy()
@@ -507,6 +518,8 @@ def write_tokens(
             facts = {"tokenizer": tokenizer.name, **count, "sha256": digest.hexdigest()}
             f.seek(0)
             f.write(_header(tokenizer.vocab_size > 256, count["tokens"], facts))
+            f.flush()
+            os.fsync(f.fileno())  # on the disk before it gets its name: a power cut leaves no empty file
         return part.replace(path)
 
 # %% ../nbs/05_data.ipynb #1a2b3c05

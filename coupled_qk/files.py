@@ -23,6 +23,8 @@ def write_whole(
     try:
         with os.fdopen(handle, "wb") as f:
             f.write(data)
+            f.flush()
+            os.fsync(f.fileno())  # on the disk before it gets its name: a power cut leaves no empty file
         os.chmod(part, 0o666 & ~_umask)
         os.replace(part, path)
     except BaseException:

@@ -36,6 +36,7 @@ from coupled_qk.data import (
     write_tokens,
 )
 from coupled_qk.compare import stored_result
+from coupled_qk.files import write_whole
 
 tokenizer = ByteTokenizer()
 lines = [f"Line {i} of the text, {hashlib.md5(str(i).encode()).hexdigest()}.\n" for i in range(2000)]
@@ -1352,3 +1353,30 @@ def test_gpt2_really_fetched(monkeypatch):
     assert gpt2.encode("Hello world").tolist() == [15496, 995]  # as OpenAI's own
     assert all(gpt2.decode(gpt2.encode(text)) == text for text in strings)
     assert isinstance(gpt2, BPETokenizer)
+
+
+def test_a_document_that_holds_the_separator_is_refused():
+    "Of bytes only: BPE has a token for byte 0 beside its separator."
+    with pytest.raises(ValueError, match="must not hold the character 0, which ends a document, got one with it at 3"):
+        ByteTokenizer().encode_all(["fine", "two\0one"])
+    assert ByteTokenizer().encode("two\0one").tolist() == [*b"two\0one"]  # one text by itself is not divided
+
+
+@pytest.mark.parametrize(
+    "train, valid, name",
+    [([1, 2], ByteTokenizer().encode("ab"), "train"), (ByteTokenizer().encode("ab"), b"ab", "valid")],
+)
+def test_ngrams_are_counted_in_tensors(train, valid, name):
+    with pytest.raises(TypeError, match=f"{name} must be a Tensor of bytes, got"):
+        ngram_bits(train, valid, 1)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda path: write_whole(path, b"x"), lambda path: write_tokens(path, ["x"], tokenizer)]
+)
+def test_a_file_is_on_the_disk_before_it_has_its_name(write, tmp_path, monkeypatch):
+    "Else a power cut may leave an empty file under the final name."
+    sync, seen = os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda n: (seen.append(((tmp_path / "a").exists(), os.fstat(n).st_size)), sync(n)))
+    write(tmp_path / "a")
+    assert seen == [(False, (tmp_path / "a").stat().st_size)]
