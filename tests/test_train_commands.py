@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
-from coupled_qk import corpora
-from coupled_qk.cli import main
+from coupled_qk import corpora, data
+from coupled_qk.cli import main, make_parser
 from coupled_qk.cli_train import defaults, make_tokenizer, read_settings, spell, until, wish_to_stop
 from coupled_qk.data import load_tokenizer
 from coupled_qk.gpt import load_model
@@ -129,13 +130,24 @@ def test_settings_from_a_file_and_typed_ones(text, tmp_path):
         (["--tokens", "-5"], "tokens must be a positive integer, got -5"),
         (["--eval-tokens", "0"], "eval_tokens must be"),
         (["--eval-tokens", "9"], "longer than one context of 32, got only 9"),
+        (["--tokenizer", "bpe", "200"], "from 257 to 65,536 tokens, got 200"),
+        (["--option", "n"], "option must be a name and a value, such as n=3, dt=0.05 or lean=true, got n"),
+        (["--option", "n=two"], "option must be a name and a value"),
+        (["--option", "n=2", "n=3"], "two for n"),
+        (["--option", "n=2"], "variant 'standard' takes no options"),
+        (["--variant", "euler", "--option", "m=2"], "pre_options must be options of variant 'euler'"),
+        (["--variant", "euler", "--option", "n=0"], "n, the number of steps, must be at least 1, got 0"),
         (["--n-heads", "3"], "n_heads"),
         (["--lr", "nan"], "lr must be"),
         (["--accumulate", "3"], "batch_size must be a multiple of accumulate"),
         (["--precision", "fp8"], "unknown precision 'fp8'"),
         (["--device", "tpu"], "device must be"),
         (["--out", "/proc/no/folder"], "output folder"),
-        (["--config", "no-such.json"], "no-such.json"),
+        (["--config", "no-such.json"], "settings must be in a file that can be read, got no-such.json: No such file"),
+        (["--config", "~nosuchuser/x"], "there is no user ~nosuchuser"),
+        (["--corpus", ""], "must not be empty"),
+        (["--resume", ""], "must not be empty"),
+        (["--out", ""], "must not be empty"),
         (["--resume", "no-such-folder"], "--out away"),
         (["--colour"], "unrecognized arguments"),
     ],
@@ -182,7 +194,9 @@ def test_an_older_run_is_not_overwritten(trained, text, capsys):
 
 def test_a_folder_without_a_run_cannot_go_on(tmp_path, capsys):
     assert main(["train", "--resume", str(tmp_path)]) == 2
-    assert "holds no run that could go on" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "holds no run that could go on" in err and "begins again by its first command" in err
+    assert main(["train", "--resume", str(tmp_path / "none")]) == 2 and "there is no folder" in capsys.readouterr().err
 
 
 def test_a_set_of_the_hub(text, tmp_path, monkeypatch):
@@ -351,4 +365,87 @@ def test_a_run_goes_on_with_its_own_settings_or_not_at_all(tmp_path, capsys):
 def test_a_bad_text_leaves_no_run_behind(tmp_path, capsys):
     assert main(["train", "--corpus", str(tmp_path / "none.txt"), "--out", str(tmp_path / "x")]) == 2
     assert not (tmp_path / "x" / "train.json").exists()
-    assert main(["train", "--out", ""]) == 2
+
+
+# --- settings
+
+
+def test_options_of_a_variant(text, tmp_path, capsys):
+    "Typed, in a file as an object, and again when the run goes on."
+    out, file = tmp_path / "typed", tmp_path / "settings.json"
+    assert train(text, out, "--variant", "euler", "--option", "n=3", "--option", "dt=0.05", "lean=true", steps=2) == 0
+    options = {"n": 3, "dt": 0.05, "lean": True}
+    assert load_model(out).config.pre_options == options
+    file.write_text(json.dumps({"variant": "euler", "option": options}))
+    assert train(text, tmp_path / "file", "--config", file, steps=2) == 0
+    assert load_model(tmp_path / "file").config.pre_options == options
+    assert main(["train", "--resume", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), "--option", "n=4"]) == 2
+    assert "option of the run" in capsys.readouterr().err
+
+
+def test_paths_may_begin_at_home(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine.txt").write_bytes(Path(text).read_bytes())
+    (tmp_path / "x.json").write_text('{"corpus": "~/mine.txt", "out": "~/run"}')
+    assert main(["train", "--config=~/x.json", *SMALL, "--steps", "2"]) == 0
+    assert main(["train", "--resume=~/run"]) == 0
+    assert generate("~/run", capsys, "-n", 2)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--tokenizer", "bpe", "9"], ["--eval-tokens", "9"], ["--variant", "euler", "--option", "n=-1"], ["--lr", "-1"]],
+    ids=lambda x: x[0],
+)
+def test_settings_are_checked_before_a_text_is_read(args, tmp_path, monkeypatch):
+    monkeypatch.setattr("coupled_qk.data.corpus", lambda name: pytest.fail("read"))
+    assert train("wikitext2", tmp_path / "out", *args) == 2 and not (tmp_path / "out").exists()
+
+
+# --- runs that ended badly
+
+
+def test_a_run_that_diverged_is_not_to_be_resumed(text, tmp_path, capsys):
+    bad = ["--lr", "1e30", "--clip", "0", "--warmup", "0"]
+    assert train(text, tmp_path, *bad) == 1
+    err = capsys.readouterr().err
+    assert "non-finite" in err and "a lower --lr or --clip, or another --precision" in err and "--resume" not in err
+    assert "diverged" in json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    for again in (lambda: train(text, tmp_path, *bad), lambda: main(["generate", str(tmp_path)])):
+        assert again() == 2
+        err = capsys.readouterr().err
+        assert "a lower --lr or --clip" in err and "--resume" not in err and err.count("\n") == 1
+    assert main(["train", "--resume", str(tmp_path)]) == 1  # to the same end
+    assert "non-finite" in capsys.readouterr().err
+    assert sum("diverged" in line for line in (tmp_path / "log.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_run_that_was_killed_while_it_read_begins_again(text, tmp_path, monkeypatch, capsys):
+    "Its settings are written last, so that a half-written text is never taken for a whole one."
+    write, out = data.write_tokens, tmp_path / "out"
+    assert train(text, out, steps=1) == 0
+    for name in ("log.jsonl", "last.safetensors", "best.safetensors"):
+        (out / name).unlink()
+
+    def killed(path, documents, tokenizer):
+        if path.name == "valid.tokens":
+            (path.parent / ".tokens-left").mkdir()
+            raise KeyboardInterrupt
+        return write(path, documents, tokenizer)
+
+    monkeypatch.setattr(data, "write_tokens", killed)
+    assert train(text, out, steps=1) == 130 and not (out / "train.json").exists()
+    assert main(["train", "--resume", str(out)]) == 2 and "begins again" in capsys.readouterr().err
+    monkeypatch.setattr(data, "write_tokens", write)
+    assert train(text, out, steps=1) == 0 and not (out / ".tokens-left").exists()
+
+
+@pytest.mark.parametrize(
+    "typed, meant",
+    [(r"a\nb\tc", "a\nb\tc"), (r"a\\nb", r"a\nb"), (r"\alpha \\", "\\alpha \\"), ("a\nb", "a\nb"), (r"\\\n", "\\\n")],
+)
+def test_a_new_line_and_a_backslash_can_be_typed(typed, meant):
+    assert make_parser().parse_args(["generate", "x", "--prompt", typed]).prompt == meant
+    assert make_parser().parse_args(["generate", "x", "--stop", typed]).stop == meant
