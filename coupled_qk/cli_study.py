@@ -11,8 +11,11 @@ __all__ = ['examples', 'add_study', 'run_study']
 import argparse
 import json
 import re
+import shlex
 import sys
 from typing import Any
+
+from .cli_train import check_folder, own_path
 
 # %% ../nbs/appendix/cli_study.ipynb #800d398a
 examples = """examples:
@@ -40,9 +43,12 @@ def add_study(
     parser.add_argument("name", help="noise, ablation, controls, steps or tokens")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, one thread each (default: 1)")
     parser.add_argument("--shard", type=_share, default=(1, 1), metavar="I/N", help="only the I-th of N shares")
-    parser.add_argument("--out", default="studies", help="folder for runs and results (default: studies)")
-    parser.add_argument("--check", type=int, metavar="N", help="repeat N stored runs instead, and compare")
-    parser.add_argument("--show", action="store_true", help="make no run; only show what is there")
+    parser.add_argument(
+        "--out", type=own_path, default="studies", help="folder for runs and results (default: studies)"
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--check", type=int, metavar="N", help="repeat N stored runs instead, and compare")
+    instead.add_argument("--show", action="store_true", help="make no run; only show what is there")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     parser.set_defaults(run=run_study)
 
@@ -63,6 +69,15 @@ def _check(options: argparse.Namespace) -> int:
         )
     return int(not all(line["fine"] for line in lines))
 
+# %% ../nbs/appendix/cli_study.ipynb #b765550b
+def _tell_missing(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    "Say how many runs are missing, and the command that makes them."
+    done, wanted = len(result["runs"]), result["wanted"]
+    if done < wanted:
+        out = "" if options.out == "studies" else f" --out {shlex.quote(options.out)}"
+        command = f"coupled-qk study {options.name}{out}"
+        print(f"{done} of {wanted} runs are done. To make the others: {command}", file=sys.stderr)
+
 # %% ../nbs/appendix/cli_study.ipynb #b765550a
 def run_study(
     options: argparse.Namespace,
@@ -75,9 +90,8 @@ def run_study(
     if options.show:
         result = collect(options.name, f"{options.out}/{options.name}")
     else:
-        result = study(options.name, options.out, options.jobs, options.shard)
+        result = study(options.name, check_folder(options.out), options.jobs, options.shard)
     print(json.dumps(result) if options.json else format_study(result))
-    done, wanted = len(result["runs"]), result["wanted"]
-    if done < wanted and not options.json:
-        print(f"{done} of {wanted} runs are done: the same command goes on.", file=sys.stderr)
+    if not options.json:
+        _tell_missing(options, result)
     return 0

@@ -17,7 +17,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from hashlib import blake2b
@@ -142,15 +143,34 @@ def _stored_rows(name: str) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
 
 
-def _own_rows(out: Path) -> list[dict[str, Any]]:
-    "The rows that were made in this folder."
-    return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob("rows/*.json"))]
+def _packaged() -> dict[str, dict[str, Any]]:
+    "Every row that ships with the package, by its key, whatever the study."
+    return {row["key"]: row for name in studies for row in _stored_rows(name)}
+
+
+def _folders(out: Path) -> list[Path]:
+    "The folders of all studies that lie beside this one, in an order that is the same for each, and this one."
+    beside = [out.absolute().parent / name for name in studies]
+    return beside if out.absolute() in beside else [*beside, out]
 
 
 def _known(out: Path) -> dict[str, dict[str, Any]]:
-    "Every row that is stored, by its key: in the package, whatever the study, and in the folder."
-    stored = (row for name in studies for row in _stored_rows(name))
-    return {row["key"]: row for row in (*stored, *_own_rows(out))}
+    "Every row that is stored, by its key: in the package, in the folder, and in those of the studies beside it."
+    files = (file for folder in _folders(out) for file in sorted(folder.glob("rows/*.json")))
+    made = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    return _packaged() | {row["key"]: row for row in made}
+
+# %% ../nbs/appendix/study.ipynb #5c6178c4
+@contextmanager
+def _in_hand(run: Run, out: Path) -> Iterator[None]:
+    "Inside, no other process makes this run, for whatever study. Raises filelock's Timeout where one does."
+    from filelock import FileLock
+
+    with ExitStack() as locks:
+        for folder in _folders(out):
+            if (folder / "parts").is_dir():
+                locks.enter_context(FileLock(folder / "parts" / f"{run.key}.lock", timeout=0))
+        yield
 
 # %% ../nbs/appendix/study.ipynb #5c6178c6
 def work(
@@ -160,15 +180,15 @@ def work(
     say: Callable[[str], None] = print,
 ) -> None:
     "Make each run that is neither done nor in other hands, one after the other; a row each is written to `out`/rows."
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
     for folder in ("rows", "parts"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     for i, run in enumerate(runs, 1):
         file = out / "rows" / f"{run.key}.json"
         try:
-            with FileLock(out / "parts" / f"{run.key}.lock", timeout=0):
-                if file.exists():
+            with _in_hand(run, out):
+                if any((folder / "rows" / file.name).exists() for folder in _folders(out)):
                     continue
                 say(f"[{i}/{len(runs)}] {run.arm}, seed {run.seed}")
                 row = perform(run, out / "parts", stop)
@@ -222,7 +242,7 @@ def collect(
     name: str,  # of `studies`
     out: str | Path,  # the study's folder
 ) -> dict[str, Any]:  # the study with all rows that are known
-    "The study as one result: what ships with the package, and what was made in `out`."
+    "The study as one result: what ships with the package, and what was made in `out` or for a study beside it."
     study, known = look_up(studies, name, "study")(), _known(Path(out))
     rows = [{**known[run.key], "arm": run.arm} for run in study.runs if run.key in known]
     facts = {k: getattr(study, k) for k in ("question", "primary", "base", "paper")}
@@ -248,11 +268,17 @@ def study(
         else:
             _work_together(missing, folder, jobs)
     result = collect(name, folder)
-    if result["runs"] and missing:
-        write_result(result, Path(out) / f"study-{name}.json")
+    if any(row["key"] not in _packaged() for row in result["runs"]):
+        _write_news(result, Path(out) / f"study-{name}.json")
     return result
 
 # %% ../nbs/appendix/study.ipynb #31343de7
+def _write_news(result: dict[str, Any], file: Path) -> None:
+    "Write a result, unless the file holds the same runs."
+    if not file.exists() or json.loads(file.read_text(encoding="utf-8"))["runs"] != result["runs"]:
+        write_result(result, file)
+
+
 def _check_share(jobs: int, shard: tuple[int, int]) -> tuple[int, int]:
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -283,8 +309,10 @@ def check(
     "Repeat some stored runs. Raises ValueError when fewer are stored."
     wanted = {run.key: run for run in look_up(studies, name, "study")().runs}
     rows = [row for row in _stored_rows(name) if row["key"] in wanted]
+    if not rows:
+        raise ValueError(f"no run of the study {name} ships with this package, so there is none to repeat")
     if not 1 <= n <= len(rows):
-        raise ValueError(f"the number of runs to repeat must be from 1 to {len(rows)}, those stored of {name}; got {n}")
+        raise ValueError(f"the number of runs to repeat must be from 1 to {len(rows)}, as many as are stored, got {n}")
     lines = []
     for row in random.Random(seed).sample(rows, n):
         with tempfile.TemporaryDirectory() as folder:

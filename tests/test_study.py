@@ -167,6 +167,30 @@ def test_a_killed_study_goes_on_to_the_same_numbers(text, tmp_path):
     assert row["nats"] == perform(run, tmp_path / "again")["nats"]
 
 
+def test_a_run_that_two_studies_share_is_made_once(tiny, text, tmp_path, monkeypatch, capsys):
+    "The second study finds it in the folder of the first, and has a file of its own all the same."
+    shared = tuple(replace(run, arm=f"my {run.arm}") for run in runs(text)[:2])
+    monkeypatch.setitem(studies, "part", lambda: Study("?", shared, (), "my standard"))
+    rows = study(tiny, tmp_path)["runs"]
+    monkeypatch.setattr(module, "perform", lambda *_: pytest.fail("made again"))
+    result = study("part", tmp_path)
+    assert [(r["arm"], r["nats"]) for r in result["runs"]] == [(f"my {r['arm']}", r["nats"]) for r in rows[:2]]
+    assert json.loads((tmp_path / "study-part.json").read_text())["runs"] == result["runs"]
+    module.work(shared, tmp_path / "part", say=lambda _: None)  # also where they were made after the list was
+    assert not list(tmp_path.glob("part/rows/*.json"))
+    assert collect("part", tmp_path / "elsewhere" / "part")["runs"] == []
+
+
+def test_a_shared_run_in_the_hands_of_another_study_is_left_alone(tiny, text, tmp_path, monkeypatch):
+    from filelock import FileLock
+
+    monkeypatch.setitem(studies, "part", lambda: Study("?", runs(text)[:2], ()))
+    (tmp_path / tiny / "parts").mkdir(parents=True)
+    with FileLock(tmp_path / tiny / "parts" / f"{runs(text)[0].key}.lock"):
+        assert [r["arm"] for r in study("part", tmp_path)["runs"]] == ["euler"]
+    assert [r["arm"] for r in study("part", tmp_path)["runs"]] == ["standard", "euler"]
+
+
 # -- what it says
 
 
@@ -251,9 +275,48 @@ def test_bad_input(tiny, tmp_path, capsys):
     for bad in ((0, 2), (3, 2)):
         with pytest.raises(ValueError, match="shard"):
             study(tiny, tmp_path, shard=bad)
-    assert main(["study", "ablatoin", "--show"]) == 2 and "ablation" in capsys.readouterr().err
+    for more in (["--show"], ["--check", "1"], []):
+        assert main(["study", "ablatoin", *more, "--out", str(tmp_path)]) == 2
+        assert f"unknown study 'ablatoin': choose one of {', '.join(studies)}\n" in capsys.readouterr().err
+    assert main(["study", tiny, "--check", "1"]) == 2
+    assert "no run of the study tiny ships with this package" in capsys.readouterr().err
+    for path, words in (("", "must not be empty"), ("~nosuchuser", "there is no user")):
+        with pytest.raises(SystemExit):
+            main(["study", tiny, "--out", path])
+        assert words in capsys.readouterr().err
+    assert main(["study", tiny, "--out", "/proc/no/folder"]) == 2 and "output folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["study", tiny, "--show", "--check", "1"])
     with pytest.raises(SystemExit):
         main(["study", "noise", "--shard", "x"])
     assert main(["study", tiny, "--show", "--json", "--out", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == []
     assert not list(tmp_path.iterdir())
+
+
+def test_help_names_the_studies(capsys):
+    with pytest.raises(SystemExit):
+        main(["study", "--help"])
+    *names, last = studies
+    assert f"{', '.join(names)} or {last}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("n", [0, -1, 5])
+def test_how_many_runs_can_be_repeated(tiny, text, monkeypatch, capsys, n):
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [{"key": r.key} for r in runs(text)])
+    assert main(["study", tiny, "--check", str(n)]) == 2
+    assert f"must be from 1 to 4, as many as are stored, got {n}\n" in capsys.readouterr().err
+
+
+def test_show_says_which_command_makes_what_is_missing(tiny, text, tmp_path, capsys):
+    out = tmp_path / "my runs"
+    show = ["study", tiny, "--show", "--out", str(out)]
+    assert main(show) == 0
+    said = capsys.readouterr()
+    assert "No run is done" in said.out
+    assert said.err == f"0 of 4 runs are done. To make the others: coupled-qk study tiny --out '{out}'\n"
+    assert main(["study", tiny, "--out", str(out), "--shard", "1/2"]) == 0
+    assert "2 of 4 runs are done. To make the others" in capsys.readouterr().err
+    study(tiny, out)
+    capsys.readouterr()
+    assert main(show) == 0 and capsys.readouterr().err == ""
