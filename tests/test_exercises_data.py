@@ -90,6 +90,10 @@ def counted():
     return lambda document: "valid" if next(seen) % 10 == 0 else "train"
 
 
+def first_byte(document):
+    return hashlib.sha256(document.encode()).digest()[0]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -109,13 +113,27 @@ def test_side_accepts(capsys, answer):
         ("another side", lambda d: "valid" if random.random() < 0.1 else "train"),
         ("another side", counted()),
         ("Python's hash", lambda d: "valid" if hash(d) % 10 == 0 else "train"),
-        ("holds out", lambda d: "valid" if len(d) % 30 == 0 else "train"),
-        ("holds out", lambda d: "valid" if d[0] in "tuvwxyz" else "train"),
-        ("begin alike", lambda d: "valid" if zlib.crc32(d[:100].encode()) % 10 == 0 else "train"),
-        ("end alike", lambda d: "valid" if zlib.crc32(d[-25:].encode()) % 10 == 0 else "train"),
-        ("holds out 0%", lambda d: "train"),
-        ("holds out 100%", lambda d: "valid"),
-        ("holds out", lambda d: "valid" if zlib.crc32(d.encode()) % 2 else "train"),
+        ("the length of", lambda d: "valid" if len(d) % 30 == 0 else "train"),
+        ("the length of", lambda d: "valid" if len(d) > 500 else "train"),
+        ("the first letter of", lambda d: "valid" if d[0] in "tuvwxyz" else "train"),
+        ("the first letter of", lambda d: "valid" if d.encode()[0] < 50 else "train"),
+        ("the beginning of", lambda d: "valid" if zlib.crc32(d[:100].encode()) % 10 == 0 else "train"),
+        ("the last letter of", lambda d: "valid" if d[-1] == "7" else "train"),
+        ("the end of", lambda d: "valid" if zlib.crc32(d[-25:].encode()) % 10 == 0 else "train"),
+        ("on one side, 'train'", lambda d: "train"),
+        ("on one side, 'valid'", lambda d: "valid"),
+        ("on one side, 'train'", lambda d: "valid" if first_byte(d) > 255 else "train"),
+        ("swapped", lambda d: "train" if first_byte(d) < 26 else "valid"),
+        ("for which tenth", lambda d: "valid" if first_byte(d) < 10 else "train"),  # ten in 256, not in 100
+        ("for which tenth", lambda d: "valid" if first_byte(d) < 0.1 else "train"),  # as if it were between 0 and 1
+        ("for which tenth", lambda d: "valid" if first_byte(d) < 128 else "train"),
+        ("for which tenth", lambda d: "valid" if zlib.crc32(d.encode()) % 2 else "train"),
+        ("swapped", lambda d: "valid" if zlib.crc32(d.encode()) % 10 else "train"),  # everything but a tenth
+        ("divide each kind of document alike", lambda d: "valid" if sum(d.encode()) % 10 == 0 else "train"),
+        ("'train' or 'valid', and returned 'Valid'", lambda d: "Valid"),
+        ("returned int", lambda d: first_byte(d)),
+        ("must be encoded", lambda d: hashlib.sha256(d)),
+        ("text alone", counted()),
         ("'train' or 'valid'", lambda d: zlib.crc32(d.encode()) % 10 == 0),
         ("UnicodeEncodeError", lambda d: "valid" if zlib.crc32(d.encode("ascii")) % 10 == 0 else "train"),
     ],
@@ -149,8 +167,27 @@ def test_bits_accepts(capsys, answer):
         ("you multiplied", lambda p, n: math.log2(p) * n),
         ("base 10", lambda p, n: math.log10(p) / n),
         ("the logarithm comes first", lambda p, n: math.log2(p / n)),
-        ("it should be", lambda p, n: p / n),
+        ("its logarithm is missing", lambda p, n: p / n),
+        ("the sign", lambda p, n: -math.log2(p) / n),
+        ("upside down", lambda p, n: n / math.log2(p)),  # which cannot divide by the last one's zero bits
+        ("upside down", lambda p, n: n / torch.tensor(p).log2()),
+        ("swapped", lambda p, n: math.log2(n) / p),
+        ("changed to bits twice", lambda p, n: math.log2(p) / math.log(2) / n),
+        ("multiplied by ln 2", lambda p, n: math.log(p) * math.log(2) / n),
+        ("divided by 8", lambda p, n: math.log2(p) / 8 / n),
+        ("inside the logarithm", lambda p, n: math.log2(p * n)),
+        ("e to the bits", lambda p, n: math.exp(math.log2(p) / n)),
+        ("nats per token", lambda p, n: math.log(p)),
+        ("rounded", lambda p, n: round(math.log2(p) / n, 2)),
         ("it should be", lambda p, n: 0),
+        ("does not change with the second", lambda p, n: 0),
+        ("does not change with the second", lambda p, n: math.log2(p) / 4.59),  # the length of WikiText-2's tokens
+        ("does not change with the perplexity", lambda p, n: 8 / n),  # right for the first example
+        ("look at what you do with the length", lambda p, n: math.log2(p) / n**2),
+        ("look at the logarithm", lambda p, n: math.sqrt(p) / n),
+        ("only a constant factor", lambda p, n: math.log2(p) / n * 100),
+        ("one number", lambda p, n: (math.log2(p), n)),
+        ("TypeError", lambda p: math.log2(p)),
         ("without nan and infinity", lambda p, n: math.nan),
         ("without nan and infinity", lambda p, n: -math.inf),
     ],

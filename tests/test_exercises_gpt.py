@@ -227,6 +227,10 @@ def formula(V, D, L, H, F):
     return V * D + L * (4 * D * D + 3 * D * F + 2 * D + 2 * (d * d + d) + 1) + D
 
 
+def force(D, H):
+    return 2 * ((D // H) ** 2 + D // H)
+
+
 def by_building(V, D, L, H, F):
     return count_parameters(GPTConfig(vocab_size=V, d_model=D, n_layers=L, n_heads=H, d_ff=F, pre="leapfrog"))
 
@@ -255,8 +259,36 @@ def test_count_accepts(capsys, count):
         ("three matrices", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * D * F),
         ("four matrices", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * D * D),
         ("d = D/H", lambda V, D, L, H, F: formula(V, D, L, 1, F)),
+        ("embedding is missing", lambda V, D, L, H, F: formula(V, D, L, H, F) - V * D),
+        ("embedding is counted in every block", lambda V, D, L, H, F: formula(V, D, L, H, F) + (L - 1) * V * D),
+        ("there are L blocks", lambda V, D, L, H, F: formula(V, D, 1, H, F)),
+        ("norms in the blocks are missing", lambda V, D, L, H, F: formula(V, D, L, H, F) - 2 * L * D),
+        ("each block has two norms", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * D),
+        ("last norm is counted in every block", lambda V, D, L, H, F: formula(V, D, L, H, F) + (L - 1) * D),
+        ("gains only", lambda V, D, L, H, F: formula(V, D, L, H, F) + (2 * L + 1) * D),
+        ("force of the coupling is missing", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * force(D, H)),
+        ("step size is counted once", lambda V, D, L, H, F: formula(V, D, L, H, F) - L + 1),
+        ("heads of a layer share one", lambda V, D, L, H, F: formula(V, D, L, H, F) - L + L * H),
+        ("and you counted one", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * D // H),
+        ("force has two layers", lambda V, D, L, H, F: formula(V, D, L, H, F) - L * force(D, H) // 2),
+        ("you counted two", lambda V, D, L, H, F: formula(V, D, L, H, F) + L * force(D, H)),
+        ("feed-forward network is missing", lambda V, D, L, H, F: formula(V, D, L, H, 0)),
+        ("feed-forward network has no biases", lambda V, D, L, H, F: formula(V, D, L, H, F) + L * (2 * F + D)),
+        ("attention is missing", lambda V, D, L, H, F: formula(V, D, L, H, F) - 4 * L * D * D),
+        ("attention have no biases", lambda V, D, L, H, F: formula(V, D, L, H, F) + 4 * L * D),
+        ("not for each head", lambda V, D, L, H, F: formula(V, D, L, H, F) + 4 * L * D * D * (H - 1)),
+        ("D wide, not d", lambda V, D, L, H, F: formula(V, D, L, H, F) + 4 * L * D * (D // H - D)),
+        ("two things: the gains", lambda V, D, L, H, F: V * D + L * (4 * D * D + 3 * D * F)),
+        ("without coupling", lambda V, D, L, H, F: V * D + L * (4 * D * D + 3 * D * F)),
         ("for V = 17", lambda V, D, L, H, F: formula(V, D, L, H, F) + 1),
-        ("for V = 17", lambda V, D, L, H, F: 59_361_288),
+        ("outside the blocks", lambda V, D, L, H, F: formula(V, D, L, H, F) + D // 2),
+        ("at the embedding", lambda V, D, L, H, F: formula(V, D, L, H, F) + V),
+        ("D and F are swapped", lambda V, D, L, H, F: formula(V, F, L, H, D)),
+        ("at the feed-forward", lambda V, D, L, H, F: formula(V, D, L, H, F) + L * F * F),
+        ("at the force", lambda V, D, L, H, F: formula(V, D, L, H, F) + L * H),
+        ("neither F nor H", lambda V, D, L, H, F: formula(V, D, L, H, F) + L * 3 * D * D),
+        ("the same for all sizes", lambda V, D, L, H, F: 4786),  # right for the first example
+        ("neither F nor H", lambda V, D, L, H, F: formula(V, D, L, H, F) + (L > 2)),  # and right for that one, too
         ("one number", lambda V, D, L, H, F: [formula(V, D, L, H, F), 0]),
         ("infinity", lambda V, D, L, H, F: math.inf),
     ],
@@ -264,6 +296,12 @@ def test_count_accepts(capsys, count):
 def test_count_rejects(capsys, words, count):
     right, text = said(capsys, check_count, count)
     assert not right and words in text
+
+
+def test_right_for_the_first_example_only(capsys):
+    "Whole numbers are written in full, so that the difference can be seen."
+    assert formula(17, 16, 2, 4, 24) == 4786
+    assert "256" in said(capsys, check_count, lambda V, D, L, H, F: 4786)[1]
 
 
 def test_the_formula_is_the_model_s():

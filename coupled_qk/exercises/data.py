@@ -93,8 +93,8 @@ def check_encoder(
 
 # %% ../../nbs/appendix/exercises_05.ipynb #e0500010
 _groups: dict[str, Callable[[int], str]] = {
-    "short documents": lambda i: f"document {i}",
-    "documents of one length": lambda i: f"{i:06d}" * 5,
+    "short documents": lambda i: f"{chr(97 + i % 26)} begins document {i}" + "." * (i % 7),
+    "documents of one length": lambda i: f"{i:03d}" * 10,
     "documents that begin alike": lambda i: "# The same licence stands above all files.\n" * 20 + f"x = {i}\n",
     "documents that end alike": lambda i: f"Größe {i}\n" + "The end is always the same.\n" * 20,
 }
@@ -113,9 +113,48 @@ def _sides(answer: Any, documents: list[str]) -> tuple[list[str], str | None]:
         found.append(side)
     return found, None
 
+# %% ../../nbs/appendix/exercises_05.ipynb #e0500011b
+_parts: dict[str, Callable[[str], Any]] = {
+    "length": len,
+    "first letter": lambda d: d[:1],
+    "last letter": lambda d: d[-1:],
+    "beginning": lambda d: d[:800],
+    "end": lambda d: d[-500:],
+}
 
+
+def _decides(sides: dict[str, str]) -> str | None:
+    "The part of a document that decides on its side alone, if there is one."
+    for name, part in _parts.items():
+        seen: dict[Any, list[str]] = {}
+        for document, side in sides.items():
+            seen.setdefault(part(document), []).append(side)
+        shared = [set(group) for group in seen.values() if len(group) > 1]
+        if all(len(group) == 1 for group in shared) and len(set(sides.values())) == 2:
+            return name
+    return None
+
+# %% ../../nbs/appendix/exercises_05.ipynb #e0500011d
+def _unlike_a_tenth(shares: dict[str, float]) -> str | None:
+    "What is wrong with the shares that are held out of each group."
+    low, high = min(shares.values()), max(shares.values())
+    if low == high and low in (0, 1):
+        return f"your function puts every document on one side, {'valid' if low else 'train'!r}"
+    if 0.05 < low and high < 0.15:  # five standard deviations of 1,000 fair draws
+        return None
+    if 0.85 < low and high < 0.95:
+        return "your function holds out nine in ten; are the two sides swapped?"
+    name = max(shares, key=lambda group: abs(shares[group] - 0.1))
+    hint = "how many values has your number, and for which tenth of them is the answer 'valid'?"
+    if high - low > 0.15:
+        hint = "a hash of the whole text would divide each kind of document alike"
+    return f"of {name} your function holds out {shares[name]:.0%}, and about 10 % are wanted; {hint}"
+
+# %% ../../nbs/appendix/exercises_05.ipynb #e0500011e
 def _unfair(answer: Any) -> str | None:
     "What is wrong with a rule that divides documents."
+    everything: dict[str, str] = {}
+    shares = {}
     for name, make in _groups.items():
         documents = [make(i) for i in range(1000)]
         sides, problem = _sides(answer, documents)
@@ -123,10 +162,13 @@ def _unfair(answer: Any) -> str | None:
             return problem
         again, problem = _sides(answer, documents[::-1])
         if problem or again[::-1] != sides:
-            return problem or "asked again, your function gives the same document another side"
-        share = sides.count("valid") / len(sides)
-        if not 0.05 < share < 0.15:  # five standard deviations of 1,000 fair draws
-            return f"of {name} your function holds out {share:.0%}, and about 10 % are wanted"
+            return problem or "asked again, your function gives the same document another side; look at its text alone"
+        everything |= dict(zip(documents, sides, strict=True))
+        shares[name] = sides.count("valid") / len(sides)
+    if part := _decides(everything):
+        return f"the {part} of a document decides alone on its side; look at the whole text, as a hash does"
+    if problem := _unlike_a_tenth(shares):
+        return problem
     names = getattr(getattr(answer, "__code__", None), "co_names", ())
     if "hash" in names and "hashlib" not in names:
         return "Python's hash of a text changes with every start, so tomorrow's split would be another; use hashlib"
@@ -149,27 +191,67 @@ _wrong_bits: dict[str, Callable[[float, float], float]] = {
     "that is in nats per token": lambda p, n: math.log(p),
     "that is the logarithm to base 10": lambda p, n: math.log10(p) / n,
     "share out the bits, not the perplexity: the logarithm comes first": lambda p, n: math.log2(p / n),
+    "you shared out the perplexity itself; its logarithm is missing": lambda p, n: p / n,
+    "the sign is wrong; a perplexity above 1 costs something": lambda p, n: -math.log2(p) / n,
+    "that is upside down: it says how many bytes one bit pays for": lambda p, n: (
+        n / math.log2(p) if p > 1 else math.inf
+    ),
+    "the two arguments are swapped: the perplexity comes first": lambda p, n: math.log2(n) / p,
+    "you changed to bits twice; the logarithm to base 2 has done it": lambda p, n: math.log2(p) / math.log(2) / n,
+    "you multiplied by ln 2; from nats to bits one divides by it": lambda p, n: math.log(p) * math.log(2) / n,
+    "you divided by 8; the answer is in bits for each byte, not in bytes": lambda p, n: math.log2(p) / 8 / n,
+    "the bytes of a token stand inside the logarithm": lambda p, n: math.log2(p * n),
+    "that is e to the bits per byte; they were right before": lambda p, n: math.exp(math.log2(p) / n),
 }
 
 
-def _why(number: float, perplexity: float, length: float) -> str:
-    "Which mistake gives this number."
-    same = lambda x: math.isclose(number, x, rel_tol=1e-4, abs_tol=1e-6)
-    known = (why for why, wrong in _wrong_bits.items() if same(wrong(perplexity, length)))
-    return next(known, f"it should be {math.log2(perplexity) / length:.4g}")
+def _same(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6)
 
 
+def _bits(perplexity: float, length: float) -> float:
+    return math.log2(perplexity) / length
+
+# %% ../../nbs/appendix/exercises_05.ipynb #e0500013b
+def _broken_law(answer: Any) -> str:
+    "Where to look, for an answer that is wrong in a way that is not known."
+    bits = lambda perplexity, length: answered(answer, (perplexity, length), ())[0].item()
+    once, longer, squared = bits(9.0, 2.0), bits(9.0, 4.0), bits(81.0, 2.0)
+    if _same(once, longer):
+        return "your answer does not change with the second argument, the bytes of a token"
+    if _same(once, squared):
+        return "your answer does not change with the perplexity"
+    if not _same(longer, once / 2):
+        return "look at what you do with the length: with tokens twice as long, each byte must cost half as much"
+    if not _same(squared, 2 * once):
+        return "look at the logarithm: the square of a perplexity must cost twice as much"
+    return "only a constant factor is wrong"
+
+
+def _miscalculated(answer: Any, given: dict[tuple[float, float], float]) -> str | None:
+    "What is wrong with these numbers; None: nothing."
+    if all(_same(number, _bits(*case)) for case, number in given.items()):
+        return None
+    for words, wrong in _wrong_bits.items():
+        if all(_same(number, wrong(*case)) for case, number in given.items()):
+            return words
+    if any(all(number == round(_bits(*case), n) for case, number in given.items()) for n in range(4)):
+        return "that is right, but rounded; return the number as it is, and round it for printing"
+    (perplexity, length), number = next((c, x) for c, x in given.items() if not _same(x, _bits(*c)))
+    gave = f"perplexity {perplexity:g} with {length:g} bytes a token gave {number:.4g}"
+    return f"{gave}, and it should be {_bits(perplexity, length):.4g}; {_broken_law(answer)}"
+
+# %% ../../nbs/appendix/exercises_05.ipynb #e0500013c
 def check_bits(
     answer: Any,  # a function of a perplexity and the bytes per token
 ) -> bool:
     "Exercise 3: from perplexity to bits per byte."
-    for perplexity, length in ((256.0, 1.0), (24.22, 4.5), (1.0, 3.0), (1000.0, 2.5)):
-        value, problem = answered(answer, (perplexity, length), ())
-        number = value.item()
-        right = math.isclose(number, math.log2(perplexity) / length, rel_tol=1e-4, abs_tol=1e-6)
-        if not problem and not right:
-            why = _why(number, perplexity, length)
-            problem = f"perplexity {perplexity:g} with {length:g} bytes a token gave {number:.4g}: {why}"
-        if problem:
-            return verdict(problem, "")
-    return verdict(None, "the logarithm to base 2 gives bits per token, and its bytes share them")
+    given: dict[tuple[float, float], float] = {}
+    trouble = None
+    for case in ((256.0, 1.0), (24.22, 4.5), (1000.0, 2.5), (1.0, 3.0)):
+        value, trouble = answered(answer, case, ())
+        if trouble:
+            break
+        given[case] = value.item()
+    problem = _miscalculated(answer, given) or trouble  # what it computed says more than where it stopped
+    return verdict(problem, "the logarithm to base 2 gives bits per token, and its bytes share them")
