@@ -87,9 +87,9 @@ def peak_bytes(work: Work) -> int:
 
 def table(title: str, rows: dict[str, dict]) -> str:
     "Rows of `in_turn`, to read."
-    lines = [f"{title}\n  {'':20}{'median':>10}{'fastest':>10}{'ratio':>8}  middle half     of the fastest"]
+    lines = [f"{title}\n  {'':28}{'median':>10}{'fastest':>10}{'ratio':>8}  middle half     of the fastest"]
     for label, row in rows.items():
-        line = "  {:20}{seconds:8.3f} s{fastest:8.3f} s{ratio:8.3f}  {middle_half[0]:.3f} to {middle_half[1]:.3f} {fastest_ratio:10.3f}"
+        line = "  {:28}{seconds:8.3f} s{fastest:8.3f} s{ratio:8.3f}  {middle_half[0]:.3f} to {middle_half[1]:.3f} {fastest_ratio:10.3f}"
         lines.append(line.format(label, **row))
     return "\n".join(lines)
 
@@ -148,6 +148,17 @@ def training(model: nn.Module, config: GPTConfig, batch: int, compiled: bool) ->
 # -- the plain GPT to compare with: nanoGPT's architecture from PyTorch's own modules
 
 
+class PlainFeedForward(nn.Module):
+    "GELU of width 4D."
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.up, self.down = nn.Linear(d_model, 4 * d_model, bias=False), nn.Linear(4 * d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
 class PlainBlock(nn.Module):
     "LayerNorm, one matrix for q, k and v, SDPA; LayerNorm, GELU of width 4D; no biases."
 
@@ -156,12 +167,12 @@ class PlainBlock(nn.Module):
         self.n_heads = n_heads
         self.norm1, self.norm2 = nn.LayerNorm(d_model, bias=False), nn.LayerNorm(d_model, bias=False)
         self.qkv, self.out = nn.Linear(d_model, 3 * d_model, bias=False), nn.Linear(d_model, d_model, bias=False)
-        self.up, self.down = nn.Linear(d_model, 4 * d_model, bias=False), nn.Linear(4 * d_model, d_model, bias=False)
+        self.ff = PlainFeedForward(d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         heads = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
         x = x + self.out(F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x + self.ff(self.norm2(x))
 
 
 class PlainGPT(nn.Module):
@@ -179,6 +190,20 @@ class PlainGPT(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         return F.linear(self.norm(self.blocks(x)), self.embed.weight)
+
+
+def taken_back(config: GPTConfig, *parts: str) -> GPT:
+    "Our GPT with plain parts in place of its own: they tell where the time goes that the plain GPT does not take."
+    model = GPT(config)
+    norm = partial(nn.LayerNorm, config.d_model, bias=False)
+    for block in model.blocks:
+        if "RMSNorm" in parts:
+            block.norm1, block.norm2, model.norm = norm(), norm(), norm()
+        if "rotary" in parts:
+            block.attn.base = None
+        if "SwiGLU" in parts:
+            block.ff = PlainFeedForward(config.d_model)
+    return model
 
 
 def size(model: nn.Module, config: GPTConfig) -> dict[str, int]:
@@ -232,12 +257,15 @@ def training_part(rounds: int, compiled: bool = False) -> dict:
         config, batch = presets[name], BATCH[name]
         models = {"plain": PlainGPT(config), "plain again": PlainGPT(config)}
         models |= {pre: GPT(replace(config, pre=pre)) for pre in ("standard", "euler", "leapfrog_dkd")}
+        without = [("RMSNorm",), ("rotary",), ("SwiGLU",), ("RMSNorm", "rotary", "SwiGLU")]
+        if not compiled:
+            models |= {f"no {', '.join(parts)}": taken_back(config, *parts) for parts in without}
         rows = in_turn({label: training(model, config, batch, compiled) for label, model in models.items()}, rounds)
         print(table(f"training {name}, T = {config.context}, B = {batch}, {kind(compiled)}", rows))
         for label, row in rows.items():
             row |= size(models[label], config) | {"tokens_per_second": batch * config.context / row["seconds"]}
             print(
-                "  {:20}{tokens_per_second:9.0f} tokens/s, {weights:,} weights and {flops:,} FLOPs a token".format(
+                "  {:28}{tokens_per_second:9.0f} tokens/s, {weights:,} weights and {flops:,} FLOPs a token".format(
                     label, **row
                 )
             )
