@@ -6,8 +6,8 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/study.html.md"""
 
 # %% auto #0
 __all__ = ['starts', 'regime', 'how', 'ablation_arms', 'control_arms', 'budgets', 'studies', 'Run', 'tokens', 'perform', 'work',
-           'Study', 'collect', 'study', 'check', 'noise', 'ablation', 'controls', 'steps', 'token_budgets', 'gaps',
-           'best_control', 'comparisons', 'format_study']
+           'Study', 'collect', 'study', 'check', 'noise', 'warmup', 'ablation', 'controls', 'steps', 'token_budgets',
+           'gaps', 'best_control', 'comparisons', 'format_study']
 
 # %% ../nbs/appendix/study.ipynb #099dc656
 import json
@@ -326,7 +326,7 @@ def check(
 
 # %% ../nbs/appendix/study.ipynb #4ded0d13
 regime = GPTConfig(vocab_size=2048, context=256, n_layers=3, n_heads=3, d_model=192, d_ff=512)
-how = TrainConfig(steps=1000, batch_size=8, lr=2e-3, precision="bf16", eval_every=500)
+how = TrainConfig(steps=1000, batch_size=8, lr=2e-3, warmup=0.3, precision="bf16", eval_every=500)
 
 
 def _run(
@@ -356,6 +356,19 @@ def noise() -> Study:
         )
     ]
     return Study("How much does chance move a result?", tuple(runs), primary=())
+
+# %% ../nbs/appendix/study.ipynb #warm-code
+def warmup() -> Study:
+    "Does a fast climb of the learning rate drive equal runs apart?"
+    runs = [
+        run
+        for s in range(3)
+        for run in (
+            _run("standard", s, warmup=0.1),
+            _run("perturbed", s, "standard", start="perturbed", warmup=0.1),
+        )
+    ]
+    return Study("Does a fast climb of the learning rate drive equal runs apart?", tuple(runs), primary=())
 
 # %% ../nbs/appendix/study.ipynb #ad7f9f33
 ablation_arms = ("standard", "euler", "leapfrog", "leapfrog_dkd", "query_mlp")
@@ -410,6 +423,7 @@ def token_budgets(n_seeds: int = 5) -> Study:
 
 # %% ../nbs/appendix/study.ipynb #09db6440
 studies: dict[str, Callable[[], Study]] = {
+    "warmup": warmup,
     "noise": noise,
     "ablation": ablation,
     "controls": controls,
