@@ -7,7 +7,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/study.html.md"""
 # %% auto #0
 __all__ = ['starts', 'regime', 'how', 'ablation_arms', 'control_arms', 'budgets', 'studies', 'Run', 'tokens', 'perform', 'work',
            'Study', 'collect', 'study', 'check', 'noise', 'warmup', 'ablation', 'controls', 'steps', 'token_budgets',
-           'gaps', 'best_control', 'comparisons', 'format_study']
+           'gaps', 'best_control', 'comparisons', 'arm_table', 'comparison_table', 'format_study']
 
 # %% ../nbs/appendix/study.ipynb #099dc656
 import json
@@ -34,7 +34,7 @@ from .attention import MultiHeadAttention
 from .data import bytes_per_token, corpus, train_bpe
 from .compare import environment, format_table, term_sizes, write_result
 from .gpt import GPT, GPTConfig, look_up, n_parameters, named_stream
-from .stats import difference, holm
+from .stats import deviation, difference, holm
 from .training import TrainConfig, bits_per_byte, fit
 
 # %% ../nbs/appendix/study.ipynb #ba1ae737
@@ -466,21 +466,42 @@ def comparisons(
         line["holm_p"] = p
     return lines
 
+# %% ../nbs/appendix/study.ipynb #arm-table
+def arm_table(
+    result: dict[str, Any],  # of `study`
+) -> list[list[str]]:  # a header and a row for each arm
+    "Means over seeds, and the standard deviation of one run (in nats)."
+    table = [["arm", "seeds", "nats/token", "deviation", "perplexity", "bits/byte"]]
+    for arm in dict.fromkeys(r["arm"] for r in result["runs"]):
+        rows = [r for r in result["runs"] if r["arm"] == arm]
+        nats, perplexity, bits = (float(np.mean([r[k] for r in rows])) for k in ("nats", "perplexity", "bits_per_byte"))
+        spread = f"{deviation([r['nats'] for r in rows])[0]:.4f}" if len(rows) > 1 else "-"
+        table.append([arm, str(len(rows)), f"{nats:.4f}", spread, f"{perplexity:.2f}", f"{bits:.4f}"])
+    return table
+
+# %% ../nbs/appendix/study.ipynb #say-p
+def _say_p(p: float | None) -> str:
+    return "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+# %% ../nbs/appendix/study.ipynb #comparison-table
+def comparison_table(
+    result: dict[str, Any],  # of `study`
+) -> list[list[str]]:  # a header and a row for each comparison
+    "Differences in nats per token, paired by seed; p of the t-test, corrected unless it was named beforehand, and of the sign test."
+    table = [["arm", "against", "pairs", "difference", "95 % interval", "p", "sign p", "named"]]
+    for line in comparisons(result):
+        p, named = (line["p"], "before") if line["primary"] else (line["holm_p"], "Holm")
+        interval = f"{line['low']:+.4f} to {line['high']:+.4f}"
+        numbers = [str(line["n"]), f"{line['mean']:+.4f}", interval, _say_p(p), _say_p(line["sign_p"])]
+        table.append([line["arm"], line["base"], *numbers, named])
+    return table
+
 # %% ../nbs/appendix/study.ipynb #7d5c9bed
 def format_study(
     result: dict[str, Any],  # of `study`
 ) -> str:
     "A study as two tables: its arms, and its comparisons."
-    arms = dict.fromkeys(r["arm"] for r in result["runs"])
-    rows = [["arm", "seeds", "nats/token", "perplexity", "bits/byte"]]
-    for arm in arms:
-        of = lambda key, arm=arm: float(np.mean([r[key] for r in result["runs"] if r["arm"] == arm]))
-        n = sum(r["arm"] == arm for r in result["runs"])
-        rows.append([arm, str(n), f"{of('nats'):.4f}", f"{of('perplexity'):.2f}", f"{of('bits_per_byte'):.4f}"])
-    table = [["arm", "against", "pairs", "difference", "95 % interval", "p", ""]]
-    for line in comparisons(result):
-        p, note = (line["p"], "named beforehand") if line["primary"] else (line["holm_p"], "Holm")
-        interval = f"{line['low']:+.4f} to {line['high']:+.4f}"
-        table.append([line["arm"], line["base"], str(line["n"]), f"{line['mean']:+.4f}", interval, f"{p:.3f}", note])
-    parts = [result["question"], format_table(rows) if arms else "No run is done."]
-    return "\n\n".join([*parts, *([format_table(table)] if len(table) > 1 else [])]) + "\n"
+    if not result["runs"]:
+        return f"{result['question']}\n\nNo run is done.\n"
+    tables = [table for table in (arm_table(result), comparison_table(result)) if len(table) > 1]
+    return "\n\n".join([result["question"], *map(format_table, tables)]) + "\n"

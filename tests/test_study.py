@@ -14,7 +14,8 @@ from conftest import ROOT
 from coupled_qk import study as module
 from coupled_qk.cli import main
 from coupled_qk.gpt import GPTConfig
-from coupled_qk.study import Run, Study, check, collect, comparisons, format_study, gaps, perform, studies, study
+from coupled_qk.study import Run, Study, arm_table, check, collect, comparison_table, comparisons, format_study, gaps
+from coupled_qk.study import perform, studies, study
 from coupled_qk.training import TrainConfig
 
 MODEL = GPTConfig(vocab_size=300, context=16, n_layers=1, n_heads=1, d_model=16, d_ff=32)
@@ -209,7 +210,7 @@ def test_comparisons_are_paired_and_the_named_ones_first():
     lines = comparisons(result)
     assert [line["arm"] for line in lines] == ["b", "c", "d"] and lines[0]["primary"] and "holm_p" not in lines[0]
     assert lines[1]["holm_p"] == pytest.approx(min(1, 2 * lines[1]["p"]))
-    assert "named beforehand" in format_study(result)
+    assert "before" in format_study(result)
 
 
 def test_best_control_is_found_among_the_controls():
@@ -217,6 +218,14 @@ def test_best_control_is_found_among_the_controls():
         {"a": [1.0, 1.0], "b": [0.5, 0.6], "kick": [0.9, 0.8], "drift": [1.1, 1.0]}, (("b", "best control"),)
     )
     assert comparisons(result)[0]["base"] == "kick"
+
+
+def test_tables_hold_deviation_and_both_p():
+    result = result_of({"a": [1.0, 1.2, 1.4, 1.1, 1.3, 1.2], "b": [0.9, 1.1, 1.3, 1.0, 1.2, 1.0001]})
+    arms, comparison = (dict(zip(*table[:2], strict=True)) for table in (arm_table(result), comparison_table(result)))
+    assert arms["seeds"] == "6" and arms["deviation"] == f"{0.02**0.5:.4f}"
+    assert comparison["sign p"] == f"{2 / 2**6:.3f}" and comparison["p"] == "<0.001" and comparison["pairs"] == "6"
+    assert arm_table(result_of({"a": [1.0]}))[1][3] == "-"  # one seed has no spread
 
 
 def test_half_a_study_can_be_read():
