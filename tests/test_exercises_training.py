@@ -42,12 +42,20 @@ def test_rate_accepts(capsys, rate):
         ("rate zero", lambda step, steps, lr: lr * min(1, step / (steps // 10), (steps - step) / (steps // 5))),
         ("where it falls: step 81", lambda step, steps, lr: lr * min(1, (step + 1) / (steps // 10))),  # never falls
         ("where it falls: step 99", lambda s, n, lr: by_cases(s, n, lr) if s < n - 1 else 0.0),
-        ("where it falls", lambda s, n, lr: lr * min(1, (s + 1) / (n // 10), (n - 1 - s) / (n // 5))),  # a step early
+        (
+            "where it waits: step 80",
+            lambda s, n, lr: lr * min(1, (s + 1) / (n // 10), (n - 1 - s) / (n // 5)),
+        ),  # a step early
         ("where it climbs", lambda s, n, lr: lr * min(1, (s + 1) / (n // 5), (n - s) / (n // 5))),  # too slowly
         ("where it waits", lambda s, n, lr: lr * min(1, (s + 1) / (n // 10), (n - s) / (n // 2))),  # falls too soon
         ("never be above lr", lambda s, n, lr: lr * (s + 1) / (n // 10)),
         ("uphill", lambda s, n, lr: lr * min(1, (s + 1) / (n // 10), (n - 5 - s) / (n // 5))),
         ("lr, here 0.003", lambda s, n, lr: by_cases(s, n, 1.0)),
+        (
+            "in step 10 of 100: your function returns nothing",
+            lambda s, n, lr: by_cases(s, n, lr) if s < n // 10 else None,
+        ),
+        ("right for 100 steps with lr = 1, but for 250", lambda s, n, lr: by_cases(s, 100, lr)),
         ("of 250", lambda s, n, lr: lr * min(1, (s + 1) / 10, max(n - s, 0) / 20)),  # made for 100 steps only
     ],
 )
@@ -70,12 +78,31 @@ def running(mean_gradient, parts):
     return mean
 
 
+def one_by_one(mean_gradient, parts):
+    rows = [mean_gradient(x[i : i + 1], y[i : i + 1]) for x, y in parts for i in range(len(y))]
+    return sum(rows) / len(rows)
+
+
+def into_float32(mean_gradient, parts):
+    total = torch.zeros(3)
+    for x, y in parts:
+        total += mean_gradient(x, y) * len(y)
+    return total / sum(len(y) for _, y in parts)
+
+
+def emptied(mean_gradient, parts):
+    "Changes the targets that it was given."
+    return sum(mean_gradient(x, y) * len(y.zero_()) for x, y in parts) / sum(len(y) for _, y in parts)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         weighted,
         running,
-        lambda f, parts: sum(f(x[i : i + 1], y[i : i + 1]) for x, y in parts for i in range(len(y))) / 16,
+        one_by_one,
+        into_float32,
+        lambda f, parts: weighted(f, [parts.pop() for _ in range(len(parts))]),  # the list is the function's own
         lambda f, parts: [float(g) for g in weighted(f, parts)],
     ],
 )
@@ -94,7 +121,17 @@ def test_gradient_accepts(capsys, answer):
         ("last part alone", lambda f, parts: f(*parts[-1])),
         ("turned around", lambda f, parts: -weighted(f, parts)),
         ("put parts together", lambda f, parts: f(*(torch.cat(t) for t in zip(*parts, strict=True)))),
-        ("should be", lambda f, parts: f(*parts[0])),
+        ("first part alone", lambda f, parts: f(*parts[0])),
+        ("return inside its loop", lambda f, parts: next(f(x, y) * len(y) / 16 for x, y in parts)),
+        ("the last part is missing", lambda f, parts: weighted(f, parts[:-1])),
+        ("you did it again", lambda f, parts: sum(f(x, y) / len(y) for x, y in parts)),
+        ("you did it again", lambda f, parts: sum(f(x, y) / len(y) for x, y in parts) / len(parts)),
+        ("3 times as long", lambda f, parts: weighted(f, parts) * 3),  # by x.numel() instead of len(x)
+        ("for 6, 4 and 2", lambda f, parts: sum(f(x, y) * len(y) for x, y in parts) / len(parts) ** 2),
+        ("for 6, 4 and 2", lambda f, parts: sum(f(x, y) * len(y) for x, y in parts) / 16),
+        ("changed the parts", emptied),
+        ("takes x of shape (rows, 3)", lambda f, parts: f(parts[0][1], parts[0][0])),
+        ("should be", lambda f, parts: weighted(f, parts[1:])),
         ("shape (3,)", lambda f, parts: [f(x, y) for x, y in parts]),
     ],
 )
@@ -140,7 +177,15 @@ def advanced(run):
          lambda run: {**whole(run), "generator": torch.Generator().manual_seed(0).get_state()}),
         ("'w' must be a tensor of shape (2,)", lambda run: {**whole(run), "w": run.w[:1]}),
         ("not the state of a generator", lambda run: {**whole(run), "generator": torch.zeros(5056, dtype=torch.uint8)}),
-        ("is not what it was", advanced),  # saved a step too late
+        ("without 'generator', the pushes begin again, and are other ones; after nine more steps the weights are 0.8 away "
+         "from where they should be (the run has no attribute 'rng')",
+         lambda run: {"rng" if n == "generator" else n: t for n, t in whole(run).items()}),
+        ("PyTorch's own generator", lambda run: {**whole(run), "generator": torch.get_rng_state()}),
+        ("'done' is of type int", lambda run: vars(run)),  # the first of two mistakes, the same one in every process
+        ("saving changed the run itself, its 'w'", lambda run: (whole(run), run.advance())[0]),
+        ("saving changed the run itself, its 'generator'", lambda run: (whole(run), run.generator.seed())[0]),
+        ("saving changed the run itself, its 'w'", lambda run: (whole(run), vars(run).clear())[0]),
+        ("saving changed the run itself", advanced),  # saved a step too late
         ("return a dictionary", lambda run: [run.w, run.speed]),
         ("return a dictionary", lambda run: run),
     ],

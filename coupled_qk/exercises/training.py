@@ -22,7 +22,7 @@ def _rates(answer: Any, steps: int, lr: float) -> tuple[list[float], str | None]
     for step in range(steps):
         rate, problem = answered(answer, (step, steps, lr), ())
         if problem:
-            return [], problem
+            return [], f"in step {step} of {steps}: {problem}" if step else problem
         rates.append(rate.item())
     return rates, None
 
@@ -45,76 +45,112 @@ def _wrong_rates(rates: list[float], steps: int, lr: float) -> str | None:
     if max(rates) > lr * (1 + 1e-6):
         return f"the rate must never be above lr, here {lr:g}, and yours reaches {max(rates):g}"
     at = off.index(True)
-    where = "climbs" if at < steps // 10 else "waits" if at < steps - steps // 5 else "falls"
+    where = "climbs" if at < steps // 10 else "waits" if at <= steps - steps // 5 else "falls"
     wanted = _right_rates(steps, lr)[at]
     return f"where it {where}: step {at} of {steps} with lr = {lr:g} has the rate {rates[at]:g}, and should have {wanted:g}"
+
+
+def _wrong_run(answer: Any, steps: int, lr: float) -> str | None:
+    "What is wrong with the learner's function for a run of this length."
+    rates, problem = _rates(answer, steps, lr)
+    return problem or _wrong_rates(rates, steps, lr)
 
 
 def check_rate(
     answer: Any,  # a function of step, steps and lr that returns the rate
 ) -> bool:
     "Exercise 1: warm-up, wait, fall."
-    problem = None
-    for steps, lr in ((100, 1.0), (250, 0.003)):
-        if not problem:
-            rates, problem = _rates(answer, steps, lr)
-            problem = problem or _wrong_rates(rates, steps, lr)
+    problem = _wrong_run(answer, 100, 1.0)
+    if not problem and (later := _wrong_run(answer, 250, 0.003)):
+        problem = f"right for 100 steps with lr = 1, but for 250 steps with lr = 0.003: {later}"
     return verdict(problem, "it climbs, waits and falls, and its last step is small but not nothing")
 
 # %% ../../nbs/appendix/exercises_06.ipynb #84767f7e
 _weight = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
 
-def _parts() -> list[tuple[Tensor, Tensor]]:
-    "Rows x and targets y, in parts of 5, 3, 1 and 7."
+def _parts(sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    "Rows x and targets y, in parts of these sizes."
     g = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
-    return [(draw(n, 3) + i, draw(n)) for i, n in enumerate((5, 3, 1, 7))]
+    return [(draw(n, 3) + i, draw(n)) for i, n in enumerate(sizes)]
 
 
 def _mean_gradient(x: Tensor, y: Tensor) -> Tensor:
-    "The gradient of the mean of (x @ w - y)^2."
+    "The gradient of the mean of (x @ w - y)^2. Raises ValueError for what are not rows and their targets."
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        got = f"got {tuple(x.shape)} and {tuple(y.shape)}"
+        raise ValueError(f"mean_gradient takes x of shape (rows, 3) and y of shape (rows,), {got}")
     return 2 * x.T @ (x @ _weight - y) / len(y)
 
 # %% ../../nbs/appendix/exercises_06.ipynb #dd777287
-def _wrong_gradient(g: Tensor) -> str | None:
+def _slips(own: Tensor, rows: Tensor) -> list[tuple[str, Tensor]]:
+    "Well-known wrong ways to put the parts' own gradients together, in words and as what they give."
+    total, by_rows, by_inverse, n = own.sum(0), (own * rows).sum(0), (own / rows).sum(0), len(own)
+    twice = (
+        "the mean has divided by the part's rows already, and you did it again: the larger a part, the more it counts"
+    )
+    plain = "this is the plain mean of the parts' gradients: the smallest part counts as much as the largest"
+    first = "this is the first part alone; does your function return inside its loop?"
+    last = "the last part is missing"
+    return [
+        (plain, total / n),
+        ("you added the parts' gradients up, so the result grows with the number of parts", total),
+        ("you weighted by rows, but did not divide by the number of all rows", by_rows),
+        ("you weighted by rows, but divided by the number of parts, not of all rows", by_rows / n),
+        ("you divided by the number of all rows, but did not weight each part by its own", total / rows.sum()),
+        *((twice, by_inverse / by) for by in (1, n, (1 / rows).sum(), 1 / rows.sum())),
+        *((first, own[0] * by) for by in (1, rows[0], rows[0] / rows.sum())),
+        *((last, (own * rows)[:-1].sum(0) / by) for by in (rows.sum(), rows[:-1].sum())),
+        ("this is the gradient of the last part alone", own[-1]),
+        ("the sign is turned around", -by_rows / rows.sum()),
+    ]
+
+# %% ../../nbs/appendix/exercises_06.ipynb #d0c4e6a1
+def _wrong_gradient(g: Tensor, parts: list[tuple[Tensor, Tensor]]) -> str | None:
     "What is wrong with the gradient of the mean over all rows."
-    own = torch.stack([_mean_gradient(x, y) for x, y in _parts()])
-    rows = torch.tensor([[len(y)] for _, y in _parts()])
-    total, by_rows = own.sum(0), (own * rows).sum(0)
-    right = by_rows / rows.sum()
-    known = {
-        "this is the plain mean of the parts' gradients: a part of 1 row counts as much as one of 7": total / len(own),
-        "you added the parts' gradients up, so the result grows with the number of parts": total,
-        "you weighted by rows, but did not divide by the number of all rows": by_rows,
-        "you weighted by rows, but divided by the number of parts, not of all rows": by_rows / len(own),
-        "you divided by the number of all rows, but did not weight each part by its own": total / rows.sum(),
-        "this is the gradient of the last part alone": own[-1],
-        "the sign is turned around": -right,
-    }
+    own = torch.stack([_mean_gradient(x, y) for x, y in parts])
+    rows = torch.tensor([[len(y)] for _, y in parts])
+    right = (own * rows).sum(0) / rows.sum()
     close = lambda wrong: torch.allclose(g, wrong, rtol=1e-6, atol=1e-9)
     if close(right):
         return None
-    shown = [[round(v, 3) for v in t.tolist()] for t in (g, right)]
-    return next(
-        (words for words, wrong in known.items() if close(wrong)), f"it is {shown[0]}, and should be {shown[1]}"
-    )
+    for words, wrong in _slips(own, rows):
+        if close(wrong):
+            return words
+    times = (g @ right / (right @ right)).item()
+    if close(times * right):
+        return f"the direction is right, but it is {times:.3g} times as long as it should be"
+    mine, wanted = ([round(v, 3) for v in t.tolist()] for t in (g, right))
+    return f"it is {mine}, and should be {wanted}"
 
 # %% ../../nbs/appendix/exercises_06.ipynb #d76da15c
-def check_gradient(
-    answer: Any,  # a function of mean_gradient and parts that returns a gradient, (3,)
-) -> bool:
-    "Exercise 2: one gradient from parts of unequal size."
-    seen = [0]
+def _wrong_division(answer: Any, sizes: tuple[int, ...]) -> str | None:
+    "What is wrong with the learner's function for parts of these sizes."
+    parts, before, seen = _parts(sizes), _parts(sizes), [0]
 
     def mean_gradient(x: Tensor, y: Tensor) -> Tensor:
         seen.append(len(y))
         return _mean_gradient(x, y)
 
-    g, problem = answered(answer, (mean_gradient, _parts()), (3,))
-    if not problem and max(seen) > 7:
-        problem = "you put parts together; imagine that only one of them fits into memory"
-    return verdict(problem or _wrong_gradient(g), "each part counts by its rows, however the batch was divided")
+    g, problem = answered(answer, (mean_gradient, list(parts)), (3,))
+    if not problem and max(seen) > max(sizes):
+        return "you put parts together; imagine that only one of them fits into memory"
+    if not problem and not all(
+        torch.equal(a, b) for p, q in zip(parts, before, strict=True) for a, b in zip(p, q, strict=True)
+    ):
+        return "your function changed the parts that it was given; work on copies"
+    return problem or _wrong_gradient(g, parts)
+
+
+def check_gradient(
+    answer: Any,  # a function of mean_gradient and parts that returns a gradient, (3,)
+) -> bool:
+    "Exercise 2: one gradient from parts of unequal size."
+    problem = _wrong_division(answer, (5, 3, 1, 7))
+    if not problem and (later := _wrong_division(answer, (6, 4, 2))):
+        problem = f"right for parts of 5, 3, 1 and 7 rows, but for 6, 4 and 2: {later}"
+    return verdict(problem, "each part counts by its rows, however the batch was divided")
 
 # %% ../../nbs/appendix/exercises_06.ipynb #ba74714d
 class Walk:
@@ -139,7 +175,7 @@ class Walk:
 def _read_walk(saved: dict[str, Any], run: Walk) -> str | None:
     "Put what was saved into a new run; returns what cannot be read."
     shapes = {"w": (2,), "speed": (2,), "done": (), "generator": tuple(torch.get_rng_state().shape)}
-    for name in saved.keys() & shapes.keys():
+    for name in (name for name in shapes if name in saved):
         if not isinstance(saved[name], Tensor):
             return f"a file holds tensors only, and {name!r} is of type {type(saved[name]).__name__}"
         value, problem = as_tensor(saved[name], shapes[name], repr(name))
@@ -163,6 +199,19 @@ _needed = {
 }
 
 
+def _differing(a: Walk, b: Walk) -> list[str]:
+    "The names of the attributes in which two runs differ; a learner may have put anything there."
+
+    def same(name: str) -> bool:
+        mine, other = getattr(a, name, None), getattr(b, name)
+        if name == "generator":
+            return isinstance(mine, torch.Generator) and torch.equal(mine.get_state(), other.get_state())
+        mine, problem = as_tensor(mine, tuple(torch.as_tensor(other).shape))
+        return not problem and torch.equal(mine, torch.as_tensor(other, dtype=torch.float64))
+
+    return [name for name in _needed if not same(name)]
+
+# %% ../../nbs/appendix/exercises_06.ipynb #e7b1f3c5
 def _lost(saved: Any, run: Walk) -> str | None:
     "What is lost when a run goes on from what was saved; `run` stands where it was saved."
     if not isinstance(saved, dict):
@@ -171,19 +220,17 @@ def _lost(saved: Any, run: Walk) -> str | None:
     problem = _read_walk(saved, again)
     if problem:
         return problem
-    missing = [name for name in _needed if name not in saved]
-    wrong = [
-        n
-        for n in ("w", "speed", "done")
-        if n in saved and not torch.equal(*map(torch.as_tensor, (getattr(again, n), getattr(run, n))))
-    ]
-    if "generator" in saved and not torch.equal(again.generator.get_state(), run.generator.get_state()):
-        wrong.append("generator")
+    missing, wrong = [n for n in _needed if n not in saved], [n for n in _differing(again, run) if n in saved]
+    strange = [n for n in saved if isinstance(n, str) and n not in _needed]
+    global_state = torch.equal(again.generator.get_state(), torch.get_rng_state())
     again.advance(9)
     run.advance(9)
     away = f"after nine more steps the weights are {(again.w - run.w).norm().item():.2g} away from where they should be"
     if missing:
-        return f"without {missing[0]!r}, {_needed[missing[0]]}; {away}"
+        hint = f" (the run has no attribute {strange[0]!r})" if strange else ""
+        return f"without {missing[0]!r}, {_needed[missing[0]]}; {away}{hint}"
+    if "generator" in wrong and global_state:
+        return f"'generator' is the state of PyTorch's own generator, and the run has another; {away}"
     return f"{wrong[0]!r} is not what it was, to the last bit; {away}" if wrong else None
 
 
@@ -195,5 +242,7 @@ def check_saved(
     run.advance(7)
     unbroken.advance(7)
     saved, problem = call(answer, run)
+    if not problem and (changed := _differing(run, unbroken)):
+        problem = f"saving changed the run itself, its {changed[0]!r}; a run that is saved must go on as if it were not"
     problem = problem or _lost(saved, unbroken)
     return verdict(problem, "weights, momentum, the number of steps and the random state: the run goes on to the bit")
