@@ -359,16 +359,15 @@ def noise() -> Study:
 
 # %% ../nbs/appendix/study.ipynb #warm-code
 def warmup() -> Study:
-    "Does a fast climb of the learning rate drive equal runs apart?"
-    runs = [
-        run
-        for s in range(3)
-        for run in (
-            _run("standard", s, warmup=0.1),
-            _run("perturbed", s, "standard", start="perturbed", warmup=0.1),
-        )
-    ]
-    return Study("Does a fast climb of the learning rate drive equal runs apart?", tuple(runs), primary=())
+    "How fast may the learning rate climb?"
+    runs, pairs = [], []
+    for climb, lr, seeds in ((0.1, 2e-3, (0, 1, 2)), (0.2, 2e-3, (1,)), (0.3, 4e-3, (1,)), (0.3, 2e-3, (0, 1, 2))):
+        name = f"{climb:g} to {lr:g}"  # the share of the steps, and the rate that is reached
+        pairs.append((f"{name}, perturbed", name))
+        for s in seeds:
+            runs.append(_run(name, s, "standard", warmup=climb, lr=lr))
+            runs.append(_run(f"{name}, perturbed", s, "standard", start="perturbed", warmup=climb, lr=lr))
+    return Study("How fast may the learning rate climb?", tuple(runs), tuple(pairs), base="0.3 to 0.002")
 
 # %% ../nbs/appendix/study.ipynb #ad7f9f33
 ablation_arms = ("standard", "euler", "leapfrog", "leapfrog_dkd", "query_mlp")
