@@ -1,0 +1,148 @@
+"The ledger says what the stored results say, and its verdicts follow their rules."
+
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from coupled_qk import claims as module
+from coupled_qk.claims import (
+    alike,
+    claims,
+    gap,
+    holds,
+    judge,
+    judge_alike,
+    ledger,
+    margin,
+    opposite,
+    ratio_of_deviations,
+)
+from coupled_qk.claims import spread, tokens_needed, unclear, unseen
+from coupled_qk.study import budgets, studies
+
+VERDICTS = {holds, opposite, alike, unclear, unseen, "not measured yet", "needs a GPU"}
+
+
+def page():
+    "The ledger as the notebook shows it."
+    nb = json.loads((ROOT / "nbs" / "claims.ipynb").read_text(encoding="utf-8"))
+    shown = [
+        o["data"]["text/markdown"]
+        for c in nb["cells"]
+        for o in c.get("outputs", [])
+        if "text/markdown" in o.get("data", {})
+    ]
+    return "".join(shown[-1])
+
+
+def test_page_agrees_with_the_results():
+    assert page() == ledger()
+
+
+def test_page_explains_every_verdict():
+    text = (ROOT / "nbs" / "claims.ipynb").read_text(encoding="utf-8")
+    assert all(f"| {v.split('0.')[0].strip()}" in text for v in VERDICTS)
+
+
+def test_every_claim_is_judged():
+    for claim in claims:
+        found = claim.find()
+        assert found.verdict in VERDICTS and claim.text and claim.paper
+        assert not claim.study or claim.study in studies
+        assert (found.pairs > 0) == (found.hours > 0)
+
+
+def test_margin_is_a_quarter_of_the_papers_gap():
+    assert math.isclose(math.exp(4 * margin), 24.22 / 22.55)
+
+
+def row(arm, seed, nats):
+    return {"arm": arm, "seed": seed, "nats": nats, "perplexity": math.exp(nats), "seconds": 360.0}
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    "Rows in place of the stored ones: stored(rows)."
+
+    def use(rows):
+        monkeypatch.setattr(module, "stored_result", lambda name: {"runs": rows})
+
+    return use
+
+
+@pytest.mark.parametrize(
+    "shift, verdict",
+    [
+        ((-0.03, -0.04, -0.05), holds),
+        ((0.03, 0.04, 0.05), opposite),
+        ((-0.001, 0.001, 0.0), alike),
+        ((-0.1, 0.05, -0.1), unclear),
+        ((-0.1, 0.1, 0.1), unseen),
+    ],
+)
+def test_gap_is_paired(stored, shift, verdict):
+    base = (4.0, 5.0, 6.0)  # far apart: only pairs can tell
+    stored(
+        [row("standard", s, x) for s, x in enumerate(base)]
+        + [row("euler", s, x + g) for s, (x, g) in enumerate(zip(base, shift, strict=True))]
+        + [row("euler", 9, 1.0)]
+    )
+    found = gap("ablation", "euler", "standard")
+    assert found.verdict == verdict and found.pairs == 3
+    assert math.isclose(found.hours, 0.7) and f"{np.mean(shift):+.4f}" in found.ours
+
+
+def test_one_pair_is_no_result(stored):
+    stored([row("standard", 0, 4.0), row("euler", 0, 3.0)])
+    assert gap("ablation", "euler", "standard").verdict == "not measured yet"
+    assert spread("ablation", "euler", "standard").verdict == "not measured yet"
+
+
+def test_no_study_is_no_result(monkeypatch):
+    def none(name):
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(module, "stored_result", none)
+    assert gap("steps", "euler-7", "euler-1").verdict == tokens_needed().verdict == "not measured yet"
+
+
+def test_judge_alike():
+    assert judge_alike([0.001, -0.001, 0.0]) == alike
+    assert judge_alike([0.1, 0.11, 0.12]) == opposite
+    assert judge_alike([0.1, -0.1, 0.05]) == unseen
+    assert judge([0.001, 0.002, 0.0015], None) == opposite  # nothing counts as no difference
+
+
+def test_spread(stored):
+    g = np.random.default_rng(0)
+    rows = [row("standard", s, 4 + x) for s, x in enumerate(g.normal(0, 0.02, 40))]
+    stored(rows + [row("euler", s, 4 + x) for s, x in enumerate(g.normal(0, 0.005, 40))])
+    assert spread("ablation", "euler", "standard").verdict == holds
+    assert spread("ablation", "standard", "euler").verdict == opposite
+
+
+def test_interval_of_a_ratio_covers():
+    "The interval of equal deviations misses one in one time of twenty."
+    g, missed = np.random.default_rng(1), 0
+    for _ in range(2000):
+        _, low, high = ratio_of_deviations(g.normal(size=6), g.normal(size=9))
+        missed += not low < 1 < high
+    assert abs(missed / 2000 - 0.05) < 0.02  # four standard deviations of the count
+
+
+@pytest.mark.parametrize("gain, times, verdict", [(0.1, math.exp(0.2), holds), (-0.1, math.exp(-0.2), opposite)])
+def test_tokens(stored, gain, times, verdict):
+    "Losses on a line over the logarithm of the tokens: what is needed can be computed."
+    line = lambda b, s: 4.0 - 0.5 * math.log(b) + s * 0.01
+    rows = [row(f"standard x{b:g}", s, line(b, s)) for b in budgets for s in range(3)]
+    stored(rows + [row("euler x1", s, line(1, s) - gain + 1e-4 * s) for s in range(3)])
+    found = tokens_needed()
+    assert found.verdict == verdict and found.ours.startswith(f"{times:.2f} times")
+
+
+def test_entries_name_the_command():
+    text = ledger()
+    assert text.count("### ") == len(claims) and "`coupled-qk study ablation`" in text
