@@ -20,7 +20,7 @@ from .compare import format_table, stored_result
 from .experiments import reach
 from .gpt import count_parameters, presets
 from .stats import Difference, deviation, difference, equivalence_p
-from .study import gaps, studies
+from .study import budgets, gaps, studies
 
 # %% ../nbs/appendix/claims.ipynb #cl-judge
 margin = math.log(24.22 / 22.55) / 4  # nats per token
@@ -144,8 +144,6 @@ def spread(
 # %% ../nbs/appendix/claims.ipynb #cl-tokens-code
 def tokens_needed() -> Finding:
     "How many times the tokens standard attention needs to match Euler."
-    from coupled_qk.study import budgets
-
     result = _result("tokens")
     loss = {(row["arm"], row["seed"]): row["nats"] for row in result["runs"]} if result else {}
     line = lambda s: [loss.get((f"standard x{b:g}", s), math.nan) for b in budgets]

@@ -267,8 +267,8 @@ def study(
             _worker(missing, folder)
         else:
             _work_together(missing, folder, jobs)
-    result = collect(name, folder)
-    if any(row["key"] not in _packaged() for row in result["runs"]):
+    result, packaged = collect(name, folder), _packaged()
+    if any(row["key"] not in packaged for row in result["runs"]):
         _write_news(result, Path(out) / f"study-{name}.json")
     return result
 

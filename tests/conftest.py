@@ -74,3 +74,11 @@ def python(dist, tmp_path_factory):
     with open(f"{site}/borrowed.pth", "w") as f:
         f.write(sysconfig.get_path("purelib"))
     return python
+
+
+def said(capsys, checker, answer):
+    "A checker of an exercise: the verdict and its words; exactly one line of them."
+    right = checker(answer)
+    out = capsys.readouterr()
+    assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
+    return right, out.out

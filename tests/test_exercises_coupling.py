@@ -4,15 +4,8 @@ import math
 
 import pytest
 import torch
+from conftest import said
 from coupled_qk.exercises.coupling import check_equal_queries, check_force, check_gauge
-
-
-def said(capsys, checker, answer):
-    "The verdict and its words; exactly one line of them."
-    right = checker(answer)
-    out = capsys.readouterr()
-    assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
-    return right, out.out
 
 
 KEYS = [[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]]

@@ -5,15 +5,8 @@ import hashlib, itertools, math, random, zlib
 import numpy as np
 import pytest
 import torch
+from conftest import said
 from coupled_qk.exercises.data import check_bits, check_encoder, check_side
-
-
-def said(capsys, checker, answer):
-    "The verdict and its words; exactly one line of them."
-    right = checker(answer)
-    out = capsys.readouterr()
-    assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
-    return right, out.out
 
 
 # ---- exercise 1

@@ -5,15 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from conftest import said
 from coupled_qk.exercises.experiments import check_gaps, check_interval, check_reach
-
-
-def said(capsys, checker, answer):
-    "The verdict and its words; exactly one line of them."
-    right = checker(answer)
-    out = capsys.readouterr()
-    assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
-    return right, out.out
 
 
 def half(g, t, ddof=1, root=True):

@@ -7,19 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import said
 from coupled_qk.coupling import euler
 from coupled_qk.exercises.gpt import check_count, check_looking_back, check_nucleus
 from coupled_qk.gpt import GPTConfig, count_parameters
 
 CHECKERS = [check_looking_back, check_nucleus, check_count]
-
-
-def said(capsys, checker, answer):
-    "The verdict and its words; exactly one line of them."
-    right = checker(answer)
-    out = capsys.readouterr()
-    assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
-    return right, out.out
 
 
 def fail(*args):

@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from conftest import said
 from coupled_qk.exercises.training import Walk, check_gradient, check_rate, check_saved
-
-
-def said(capsys, checker, answer):
-    "The verdict and its words; exactly one line of them."
-    right = checker(answer)
-    out = capsys.readouterr()
-    assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
-    return right, out.out
 
 
 def by_cases(step, steps, lr):
