@@ -385,8 +385,9 @@ for _ in range(4):
     before = log.read_bytes() if log.exists() else b""
     child = start(killed)
     while not log.exists() or log.read_bytes() in (before, b""):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)  # one that has ended would be waited for in vain
         time.sleep(0.005)
-    time.sleep(moments.uniform(0, 0.2))
+    time.sleep(moments.uniform(0, 0.04))  # a step takes 2 ms on a fast machine, and four kills must find it at work
     os.kill(child, signal.SIGKILL)
     ends.append(os.waitpid(child, 0)[1])
 finish(killed)
