@@ -96,6 +96,15 @@ def tokens(
     train, valid = tokenizer.encode_all(text.train), tokenizer.encode_all(text.valid)
     return train, valid, bytes_per_token(tokenizer, text.valid)
 
+# %% ../nbs/appendix/study.ipynb #short-here
+def _precision_here(wanted: str) -> str:
+    "float32 instead of bf16 where this processor has no instructions for bf16."
+    try:
+        fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    except (AttributeError, RuntimeError):  # a PyTorch without oneDNN
+        fast = False
+    return wanted if wanted != "bf16" or fast else "float32"
+
 # %% ../nbs/appendix/study.ipynb #c3d29d06
 def perform(
     run: Run,
@@ -107,11 +116,12 @@ def perform(
     train, valid, per_token = tokens(run.corpus, run.model.vocab_size)
     model = GPT(run.model, seed=run.seed)
     look_up(starts, run.start, "start")(model, run.seed)
-    began = time.perf_counter()
-    history = fit(model, train, valid, run.train, Path(folder) / run.key, bytes_per_token=per_token, stop=stop)
+    how_here, began = replace(run.train, precision=_precision_here(run.train.precision)), time.perf_counter()
+    history = fit(model, train, valid, how_here, Path(folder) / run.key, bytes_per_token=per_token, stop=stop)
     if len(history.losses) < run.train.steps:
         return None
-    return _row(run, model, history, valid, per_token, time.perf_counter() - began)
+    row = _row(run, model, history, valid, per_token, time.perf_counter() - began)
+    return {**row, "train": asdict(how_here)}
 
 # %% ../nbs/appendix/study.ipynb #563db474
 def _row(run: Run, model: GPT, history: Any, valid: Tensor, per_token: float, seconds: float) -> dict[str, Any]:

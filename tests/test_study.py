@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from conftest import ROOT
 
 from coupled_qk import study as module
@@ -99,6 +100,16 @@ def test_starts_move_the_weights_a_little(text, tmp_path):
     assert len(set(nats.values())) == 3 and max(nats.values()) - min(nats.values()) < 0.5
     with pytest.raises(ValueError, match="unknown start 'x'"):
         perform(replace(run, start="x"), tmp_path / "x")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_processor_without_bf16_uses_float32_and_says_so(fast, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
+    run = runs(text)[0]
+    row = perform(asked := replace(run, train=replace(run.train, precision="bf16")), tmp_path)
+    assert row["key"] == asked.key != run.key
+    assert row["train"]["precision"] == ("bf16" if fast else "float32")
+    assert perform(run, tmp_path / "b")["train"]["precision"] == "float32"
 
 
 def test_a_stopped_run_goes_on_to_the_same_numbers(text, tmp_path):
