@@ -60,7 +60,7 @@ def _of_q(x: Tensor) -> tuple[Tensor, Tensor]:
 def _of_k(x: Tensor) -> tuple[Tensor, Tensor]:
     return 0.3 * torch.sin(x), x.flip(-1) / 2
 
-
+# %% ../../nbs/appendix/exercises_10.ipynb #ex10-two-moved
 def _moved() -> tuple[Tensor, Tensor]:
     "What `_q` and `_k` become."
     s, t = _of_q(_q)
@@ -68,7 +68,7 @@ def _moved() -> tuple[Tensor, Tensor]:
     s, t = _of_k(k)
     return _q * s.exp() + t, k
 
-
+# %% ../../nbs/appendix/exercises_10.ipynb #ex10-two-wrong
 def _wrong_undo(got: Tensor) -> str | None:
     "What is wrong with the learner's q and k, (2, 2, 3)."
     q, k = _moved()
@@ -97,7 +97,7 @@ def _wrong_undo(got: Tensor) -> str | None:
         known_order = "it does not lead back to the points from which they came"
     return next((words for words, wrong in known.items() if same(wrong)), known_order)
 
-
+# %% ../../nbs/appendix/exercises_10.ipynb #ex10-two-check
 def check_undo(
     answer: Any,  # a function of q', k' and the two networks that returns q and k
 ) -> bool:
@@ -137,7 +137,7 @@ def _wrong_pairs(n_heads: int, n_kv_heads: int, got: list[tuple[int, int]]) -> s
         return f"{where} both heads of a pair read the same key"
     return f"{where} you return {got}, and should {right}"
 
-
+# %% ../../nbs/appendix/exercises_10.ipynb #ex10-three-check
 def check_pairs(
     answer: Any,  # a function of the numbers of query and key heads that returns pairs
 ) -> bool:
