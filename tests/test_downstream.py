@@ -12,34 +12,35 @@ import numpy as np
 import pytest
 import torch
 
-from coupled_qk import corpora, downstream
-from coupled_qk.corpora import Example, Task, fetched_task, find_task, task_wheels
+from coupled_qk import corpora, downstream, downstream_study
+from coupled_qk.corpora import (
+    Columns,
+    Example,
+    Task,
+    fetched_task,
+    find_task,
+    glue_columns,
+    read_glue,
+    read_tsv,
+    task_wheels,
+)
 from coupled_qk.data import ByteTokenizer
 from coupled_qk.downstream import (
     Classifier,
-    Columns,
-    Job,
-    Plan,
     baselines,
     cut,
     fine_tune,
-    gap_table,
-    glue_columns,
     glue_metrics,
-    jobs,
     labels_of,
     metrics,
     orders,
     pad,
     pool,
-    read_glue,
-    read_tsv,
-    run,
     score,
-    score_table,
     task_loss,
     token_row,
 )
+from coupled_qk.downstream_study import Job, Plan, gap_table, jobs, run, score_table
 from coupled_qk.gpt import GPT, GPTConfig, variants
 from coupled_qk.training import TrainConfig
 
@@ -126,7 +127,7 @@ def test_a_task_of_glue_from_its_folder(tmp_path):
         written(tmp_path, "a\t1\t\tFine.\nb\t0\t*\tFine not.\n", f"{name}.tsv")
     task = read_glue("cola", tmp_path)
     assert (task.name, len(task.train), len(task.valid), task.n_classes) == ("cola", 2, 2, 2)
-    with pytest.raises(ValueError, match="unknown task 'snli': choose one of cola"):
+    with pytest.raises(ValueError, match="name must be one of cola"):
         read_glue("snli", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"dev_matched\.tsv|train\.tsv"):
         read_glue("mnli", tmp_path / "elsewhere")
@@ -427,9 +428,9 @@ tiny = Plan(
 def small_world(monkeypatch):
     "Bytes and a toy instead of what would be fetched."
     row = by_bytes.encode("a small text, again and again. " * 20)
-    monkeypatch.setattr(downstream, "tokens", lambda name, vocab_size: (row, row[:100], 1.0))
-    monkeypatch.setattr(downstream, "_tokenizer", lambda name, vocab_size: by_bytes)
-    monkeypatch.setattr(downstream, "find_task", lambda name: toy())
+    monkeypatch.setattr(downstream_study, "tokens", lambda name, vocab_size: (row, row[:100], 1.0))
+    monkeypatch.setattr(downstream_study, "_tokenizer", lambda name, vocab_size: by_bytes)
+    monkeypatch.setattr(downstream_study, "find_task", lambda name: toy())
 
 
 def test_jobs_of_the_plan():
@@ -449,8 +450,8 @@ def test_a_study_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
     gone = tmp_path / "rows" / "toy-euler-fine-tuned-1.json"
     gone.unlink()
     made = []
-    before = downstream.make_row
-    monkeypatch.setattr(downstream, "make_row", lambda *args: (made.append(args[0]), before(*args))[1])
+    before = downstream_study.make_row
+    monkeypatch.setattr(downstream_study, "make_row", lambda *args: (made.append(args[0]), before(*args))[1])
     again = run(tiny, tmp_path, said.append)
     assert made == [Job("toy", "fine-tuned", "euler", 1)]
     scores = lambda result: [row["scores"] for row in result["rows"]]
@@ -463,8 +464,8 @@ def test_a_study_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
 def test_coupled_and_standard_read_the_same(small_world, tmp_path):
     "Row by row: the pre-trained models differ, and the untrained ones share all weights that both have."
     for variant in tiny.variants:
-        downstream.make_row(Job("wikitext2", "pre-trained", variant, 0), tiny, *_made(tmp_path))
-    a, b = (downstream.load_model(tmp_path / "models" / f"{v}-0").state_dict() for v in tiny.variants)
+        downstream_study.make_row(Job("wikitext2", "pre-trained", variant, 0), tiny, *_made(tmp_path))
+    a, b = (downstream_study.load_model(tmp_path / "models" / f"{v}-0").state_dict() for v in tiny.variants)
     assert set(a) < set(b) and not all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -498,7 +499,9 @@ def test_tables():
 
 def test_command(monkeypatch, tmp_path, capsys):
     asked = {}
-    monkeypatch.setattr(downstream, "run", lambda plan, out, say: asked.update(plan=plan, out=out) or made_up(0.0))
-    assert downstream.main([str(tmp_path), "--seeds", "3", "4"]) == 0
+    monkeypatch.setattr(
+        downstream_study, "run", lambda plan, out, say: asked.update(plan=plan, out=out) or made_up(0.0)
+    )
+    assert downstream_study.main([str(tmp_path), "--seeds", "3", "4"]) == 0
     assert asked == {"plan": Plan(seeds=(3, 4)), "out": str(tmp_path)}
     assert "euler, fine-tuned" in capsys.readouterr().out
