@@ -113,8 +113,9 @@ def make_row(job: Job, plan: Plan, folder: Path) -> dict[str, Any]:
         scores = score(task, baselines[job.way](task))
     else:
         scores = (_pre_train if job.way == "pre-trained" else _tune)(job, plan, folder)
-    seconds = round(time.perf_counter() - began, 1)
-    return {**job._asdict(), "arm": job.arm, "scores": scores, "seconds": seconds, "environment": environment()}
+    facts = {"seconds": round(time.perf_counter() - began, 1), "environment": environment()}
+    facts["pre_precision"] = _precision_here(plan.pre_train.precision)
+    return {**job._asdict(), "arm": job.arm, "scores": scores, **facts}
 
 # %% ../nbs/appendix/downstream_study.ipynb #dst-facts
 def _facts(plan: Plan) -> dict[str, Any]:
