@@ -156,7 +156,7 @@ def _row(run: Run, model: GPT, history: Any, seconds: float) -> dict[str, Any]:
         **_held_outs(run, model),
         "evaluations": [(step, round(x, 6)) for step, x in history.evaluations],
         "best": min(history.evaluations, key=lambda pair: pair[1]),  # (step, nats): scarce text may be learned by heart
-        "epochs": round(run.train.steps * run.train.batch_size * run.model.context / len(train), 2),
+        "epochs": round(run.train.steps * run.train.batch_size * run.model.context / len(train), 3),
         "training_curve": [
             round(float(part.mean()), 4) for part in np.array_split(history.losses, min(50, len(history.losses)))
         ],
@@ -294,8 +294,8 @@ def study(
     missing = [run for run in wanted[i - 1 :: n] if run.key not in known]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in dict.fromkeys(name for run in missing for name in (run.corpus, *relatives(run.corpus))):
-            corpus(name)  # fetched once, and not by each process
+        for text in dict.fromkeys(text for run in missing for text in (run.corpus, *relatives(run.corpus))):
+            corpus(text)  # fetched once, and not by each process
         if jobs == 1:
             _worker(missing, folder)
         else:
