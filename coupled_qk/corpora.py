@@ -37,6 +37,7 @@ from zipfile import ZipFile
 from torch import Tensor
 from tqdm.auto import tqdm
 
+# %% ../nbs/appendix/corpora.ipynb #c0a10081
 from coupled_qk.data import (
     BPETokenizer,
     ByteTokenizer,
@@ -474,17 +475,22 @@ def _shuffled(parts: Iterable[str], seed: int) -> list[str]:
     return sorted(parts, key=lambda part: _sha256(f"{seed} {part}".encode()))
 
 
-def _share(documents: Sequence[str], n_bytes: int, seed: int) -> list[str]:
-    "Pieces of these documents, `n_bytes` together; the last is cut (at a letter, so up to three bytes may be missing)."
+def _first(parts: Iterable[str], n_bytes: int) -> list[str]:
+    "The first parts, `n_bytes` together; the last is cut (at a letter, so up to three bytes may be missing)."
     taken, left = [], n_bytes
-    for piece in _shuffled((p for d in documents for p in pieces(d)), seed):
-        taken.append(piece.encode()[:left].decode(errors="ignore"))
-        left -= len(piece.encode())
+    for part in parts:
+        taken.append(part.encode()[:left].decode(errors="ignore"))
+        left -= len(part.encode())
         if left <= 0:
             return taken
     raise ValueError(
         f"n_bytes must leave each domain no larger share than it has, got {n_bytes:,} of {n_bytes - left:,} bytes"
     )
+
+
+def _share(documents: Sequence[str], n_bytes: int, seed: int) -> list[str]:
+    "Pieces of these documents, `n_bytes` together."
+    return _first(_shuffled((p for d in documents for p in pieces(d)), seed), n_bytes)
 
 # %% ../nbs/appendix/corpora.ipynb #c0a10068
 def _equal_shares(texts: Sequence[Sequence[str]], n_bytes: int, seed: int) -> list[str]:
@@ -555,15 +561,12 @@ def scarce(
     name: str,  # of the table `wheels`
     n: int,  # keep an n-th
 ) -> Corpus:
-    "An n-th of the training text, in whole documents. Raises ValueError where that is less than one."
+    "An n-th of the training text, in whole documents but for the last. Raises ValueError where nothing is left."
     text = fetched(name)
     _check_whole("n", n, 1)
-    order = _shuffled(text.train, 1)
-    sizes = itertools.accumulate(_bytes([d]) for d in order)
-    kept = [d for d, size in zip(order, sizes, strict=True) if size * n <= _bytes(text.train)]
-    if not kept:
-        raise ValueError(f"n must leave at least a document of {name}, got {n}")
-    return replace(text, name=f"{name}/{n}", train=kept)
+    if not (size := _bytes(text.train) // n):
+        raise ValueError(f"n must leave some of the {_bytes(text.train):,} bytes of {name}, got {n}")
+    return replace(text, name=f"{name}/{n}", train=_first(_shuffled(text.train, 1), size))
 
 # %% ../nbs/appendix/corpora.ipynb #c0a10077
 def _made_knob(name: str, k: int, r: float) -> Corpus:
