@@ -57,6 +57,11 @@ def sentence(
     form = rng.choice(domain.grammar)
     return " ".join(topic if c == _repeat else _draw(domain.words[c], rng) for c in form) + ".\n"
 
+# %% ../nbs/08_corpora.ipynb #co-knob-check
+def _check_knob(k: int, r: float) -> None:
+    if k not in range(2, len(letters) + 1) or not 0 < r <= 1:
+        raise ValueError(f"k must be from 2 to {len(letters)} and r above 0 and at most 1, got {k} and {r}")
+
 # %% ../nbs/08_corpora.ipynb #co-knob-stream
 def sentences(
     k: int,  # K, domains: 2 to 8
@@ -64,8 +69,7 @@ def sentences(
     seed: int = 0,
 ) -> Iterator[tuple[int, str]]:  # the domain, and what it says
     "Sentences without end. Raises ValueError for other K and r."
-    if not 2 <= k <= len(letters) or not 0 < r <= 1:
-        raise ValueError(f"k must be from 2 to {len(letters)} and r above 0 and at most 1, got {k} and {r}")
+    _check_knob(k, r)
     rng, known = random.Random(f"text {seed}"), [make_domain(i) for i in range(k)]
     i = rng.randrange(k)
     while True:
@@ -103,6 +107,7 @@ def floor_bits(
     k: int,  # K
     r: float,
 ) -> float:  # bits per byte
-    "The entropy rate of the text: what the best possible model pays."
+    "The entropy rate of the text: what the best possible model pays. Raises ValueError for other K and r."
+    _check_knob(k, r)
     moves_on = _bits([r, 1 - r]) + r * (math.log2(k - 1) + word_bits)
     return (moves_on + math.log2(3) + 4 * word_bits) / 26

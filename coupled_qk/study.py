@@ -507,6 +507,7 @@ studies: dict[str, Callable[[], Study]] = {
     "steps": steps,
     "tokens": token_budgets,
     "corpora": matched_texts,
+    "corpora8": partial(matched_texts, k=8),
     "knob": knob,
     "scarce": scarce_text,
 }
