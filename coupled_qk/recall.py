@@ -123,7 +123,7 @@ def recall_loss(
     "The mean surprise at the answers."
     return _mean_by_row(F.cross_entropy(logits.transpose(1, 2), labels, reduction="none"), labels)
 
-
+# %% ../nbs/09_recall.ipynb #rc-scores2
 def recall_accuracy(
     logits: Tensor,  # (n, T, V)
     labels: Tensor,  # (n, T), -100 where nothing is asked
@@ -253,7 +253,7 @@ class RecallHistory:
         "Steps done at the first evaluation above this accuracy; None: there was none."
         return next((int(step) for step, _, found in self.evaluations if found > accuracy), None)
 
-
+# %% ../nbs/09_recall.ipynb #rc-measure-code
 @torch.no_grad()
 def measure_recall(
     model: nn.Module,  # ids (n, T) -> scores (n, T, V)
@@ -319,25 +319,26 @@ def train_recall(
             break
     return history
 
-# %% ../nbs/09_recall.ipynb #rc-rates
+# %% ../nbs/09_recall.ipynb #rc-cell
 def recall_cell(
     row: dict[str, Any],  # of a study of recall
-) -> tuple[str, int, int, str]:  # the model's shape, T, K and the variant
+) -> tuple[str, str]:  # the task with the model's shape, and the variant
     "What a run belongs to, whatever its rate and seed."
-    return row["shape"], row["task"]["seq_len"], row["task"]["n_pairs"], row["model"]["pre"]
+    task, variant, _ = row["arm"].split(", ")
+    return task, variant
 
-
+# %% ../nbs/09_recall.ipynb #rc-rates
 def best_rates(
     rows: Sequence[dict[str, Any]],  # of a study of recall
     seed: int = 0,  # whose runs decide
-) -> dict[tuple[str, int, int, str], float]:  # cell -> learning rate
+) -> dict[tuple[str, str], float]:  # cell -> learning rate
     "For each cell the learning rate that reached 99 % first, or else came closest."
-    best: dict[tuple[str, int, int, str], tuple[tuple[float, float], float]] = {}
+    best: dict[tuple[str, str], tuple[tuple[float, float], float]] = {}
     for row in rows:
-        reached = row["steps_to_99"]
+        reached, cell = row["steps_to_99"], recall_cell(row)
         merit = (-math.inf if reached is None else -reached, row["accuracy"])
-        if row["seed"] == seed and (recall_cell(row) not in best or merit > best[recall_cell(row)][0]):
-            best[recall_cell(row)] = merit, row["train"]["lr"]
+        if row["seed"] == seed and (cell not in best or merit > best[cell][0]):
+            best[cell] = merit, row["train"]["lr"]
     return {cell: lr for cell, (_, lr) in best.items()}
 
 # %% ../nbs/09_recall.ipynb #rc-table
@@ -349,8 +350,7 @@ def recall_table(
     for cell, lr in best_rates(rows).items():
         runs = [r for r in rows if recall_cell(r) == cell and r["train"]["lr"] == lr]
         reached = [r["steps_to_99"] for r in runs if r["steps_to_99"] is not None]
+        accuracy = f"{np.mean([r['accuracy'] for r in runs]):.3f}"
         steps = f"{np.mean(reached):,.0f}" if reached else "-"
-        shape, seq_len, n_pairs, pre = cell
-        found = [f"{np.mean([r['accuracy'] for r in runs]):.3f}", f"{len(reached)} of {len(runs)}", steps]
-        table.append([f"({seq_len}, {n_pairs}) {shape}", pre, f"{lr:g}", str(len(runs)), *found])
+        table.append([*cell, f"{lr:g}", str(len(runs)), accuracy, f"{len(reached)} of {len(runs)}", steps])
     return table

@@ -6,9 +6,9 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/study.html.md"""
 
 # %% auto #0
 __all__ = ['starts', 'regime', 'how', 'ablation_arms', 'control_arms', 'budgets', 'recall_tasks', 'recall_arms', 'recall_rates',
-           'studies', 'Run', 'RecallRun', 'tokens', 'perform', 'work', 'Study', 'collect', 'study', 'check', 'noise',
-           'warmup', 'ablation', 'controls', 'steps', 'token_budgets', 'recall_rate_study', 'recall', 'gaps',
-           'best_control', 'comparisons', 'arm_table', 'comparison_table', 'format_study']
+           'recall_changes', 'studies', 'Run', 'RecallRun', 'tokens', 'perform', 'work', 'Study', 'collect', 'study',
+           'check', 'noise', 'warmup', 'ablation', 'controls', 'steps', 'token_budgets', 'rates_of_recall', 'recall',
+           'causes_of_plateaus', 'gaps', 'best_control', 'comparisons', 'arm_table', 'comparison_table', 'format_study']
 
 # %% ../nbs/appendix/study.ipynb #099dc656
 import json
@@ -72,7 +72,7 @@ class RecallRun(Run):
     "A run that learns recall."
 
     corpus: str = "mqar"
-    task: RecallTask = RecallTask()  # noqa: RUF009 (frozen)
+    task: RecallTask = RecallTask()
     shape: str = "gpt"  # of the model, a name of `recall.shapes`
 
 # %% ../nbs/appendix/study.ipynb #5bee4bfd
@@ -183,7 +183,7 @@ def _recall_row(run: RecallRun, model: torch.nn.Module, history: RecallHistory, 
         "training_curve": [round(float(part.mean()), 4) for part in curve],
         "seconds": round(seconds, 1),  # of the last sitting
         "parameters": n_parameters(model),
-        "dt": [round(float(p), 4) for name, p in model.named_parameters() if name.endswith(".dt")],
+        "dt": [round(float(p.detach()), 4) for name, p in model.named_parameters() if name.endswith(".dt")],
         "environment": environment(),
     }
 
@@ -480,46 +480,68 @@ def token_budgets(n_seeds: int = 5) -> Study:
     return Study("How many more tokens does standard attention need to match?", tuple(runs), (), "standard x1", paper)
 
 # %% ../nbs/appendix/study.ipynb #rcs-tasks
-recall_tasks = {  # (name, shape) -> task, rows in a batch, steps
-    ("easy", "gpt"): (RecallTask(64, 4, 256), 128, 2000),
-    ("medium", "gpt"): (RecallTask(128, 8, 256), 64, 3000),
-    ("saturated", "gpt"): (RecallTask(64, 16, 256), 128, 3000),
-    ("hard", "gpt"): (RecallTask(256, 32, 512), 32, 4000),
-    ("easy", "zoology"): (RecallTask(64, 4, 256), 128, 2000),
-    ("medium", "zoology"): (RecallTask(128, 8, 256), 64, 3000),
+recall_tasks = {  # what tables call it -> shape of the model, task, rows in a batch, steps
+    "64/4 gpt": ("gpt", RecallTask(64, 4, 256), 128, 2000),
+    "128/8 gpt": ("gpt", RecallTask(128, 8, 256), 64, 3000),
+    "64/16 gpt": ("gpt", RecallTask(64, 16, 256), 128, 3000),
+    "256/32 gpt": ("gpt", RecallTask(256, 32, 512), 32, 4000),
+    "64/4 zoology": ("zoology", RecallTask(64, 4, 256), 128, 2000),
+    "128/8 zoology": ("zoology", RecallTask(128, 8, 256), 64, 3000),
 }
 recall_arms = ("standard", "euler", "leapfrog", "query_mlp")
 recall_rates = (3e-4, 1e-3, 3e-3, 1e-2)
 
 
-def _recall_run(name: str, shape: str, arm: str, lr: float, seed: int) -> RecallRun:
-    task, size, steps = recall_tasks[name, shape]
+def _recall_run(name: str, arm: str, lr: float, seed: int) -> RecallRun:
+    shape, task, size, steps = recall_tasks[name]
     model = GPTConfig(task.vocab, task.seq_len, n_layers=2, n_heads=1, d_model=64, pre=arm)
-    train = TrainConfig(steps=steps, batch_size=size, lr=lr, seed=seed, eval_every=50)
-    return RecallRun(f"{name} {shape}, {arm}, {lr:g}", seed, model, train, task=task, shape=shape)
+    train = TrainConfig(steps=steps, batch_size=size, lr=lr, seed=seed, eval_every=steps // 40)
+    return RecallRun(f"{name}, {arm}, {lr:g}", seed, model, train, task=task, shape=shape)
 
 # %% ../nbs/appendix/study.ipynb #rcs-rates
-def recall_rate_study() -> Study:
-    "Which learning rate suits which variant?"
-    runs = [_recall_run(*cell, arm, lr, 0) for cell in recall_tasks for lr in recall_rates for arm in recall_arms]
+def rates_of_recall() -> Study:
+    "Which learning rate suits which variant on recall?"
+    runs = [_recall_run(name, arm, lr, 0) for name in recall_tasks for lr in recall_rates for arm in recall_arms]
     return Study("Which learning rate suits which variant on recall?", tuple(runs), (), base=runs[0].arm)
 
 # %% ../nbs/appendix/study.ipynb #rcs-recall
 def recall(n_seeds: int = 3) -> Study:
     "Does coupling recall better?"
-    stored = _stored_rows("recall-rates")
-    whole = {row["key"] for row in stored} >= {run.key for run in recall_rate_study().runs}
+    stored, tried = _stored_rows("recall-rates"), rates_of_recall().runs
+    whole = {row["key"] for row in stored} >= {run.key for run in tried}
     best = best_rates(stored) if whole else {}
-    runs = []
-    for seed in range(n_seeds):
-        for (name, shape), (task, _, _) in recall_tasks.items():
-            for arm in recall_arms:
-                found = best.get((shape, task.seq_len, task.n_pairs, arm))
-                rates = recall_rates if found is None else (found,)
-                runs += [_recall_run(name, shape, arm, lr, seed) for lr in rates]
+    runs = [
+        _recall_run(name, arm, lr, seed)
+        for seed in range(n_seeds)
+        for name in recall_tasks
+        for arm in recall_arms
+        for lr in ([best[name, arm]] if whole else recall_rates)
+    ]
     paper = "coupled solves easy and medium recall perfectly, where standard stays on a plateau"
     question = "Does coupling recall better, each variant at its best learning rate?"
     return Study(question, tuple(runs), (), base=runs[0].arm, paper=paper)
+
+# %% ../nbs/appendix/study.ipynb #rcs-causes
+recall_changes: dict[str, dict[str, dict[str, Any]]] = {  # name -> part of a run -> what is changed in it
+    "": {},
+    "500 steps": {"train": {"steps": 500}},
+    "1 block": {"model": {"n_layers": 1}},
+    "4 blocks": {"model": {"n_layers": 4}},
+    "8192 rows": {"task": {"rows": 8192}},
+    "random filler": {"task": {"filler": True}},
+}
+
+
+def causes_of_plateaus() -> Study:
+    "What keeps a model on its plateau?"
+    runs = []
+    for name, change in recall_changes.items():
+        for lr in recall_rates:
+            for arm in ("standard", "euler"):
+                run = _recall_run("64/4 gpt", arm, lr, 0)
+                parts = {part: replace(getattr(run, part), **new) for part, new in change.items()}
+                runs.append(replace(run, arm=f"{f'64/4 gpt {name}'.strip()}, {arm}, {lr:g}", **parts))
+    return Study("What keeps a model on its plateau?", tuple(runs), (), base=runs[0].arm)
 
 # %% ../nbs/appendix/study.ipynb #09db6440
 studies: dict[str, Callable[[], Study]] = {
@@ -529,8 +551,9 @@ studies: dict[str, Callable[[], Study]] = {
     "controls": controls,
     "steps": steps,
     "tokens": token_budgets,
-    "recall-rates": recall_rate_study,
+    "recall-rates": rates_of_recall,
     "recall": recall,
+    "recall-causes": causes_of_plateaus,
 }
 
 # %% ../nbs/appendix/study.ipynb #4d459cd3
