@@ -42,7 +42,7 @@ def add_study(
         "study", help=about, description=about, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "name", help="warmup, noise, ablation, controls, steps, tokens, recall-rates, recall or recall-causes"
+        "name", help="warmup, noise, ablation, controls, steps, tokens, recall-rates, recall, recall-causes or compose"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, one thread each (default: 1)")
     parser.add_argument("--shard", type=_share, default=(1, 1), metavar="I/N", help="only the I-th of N shares")

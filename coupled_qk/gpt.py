@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .attention import MultiHeadAttention, Softmax, layer_heads
+from .attention import Heads, MultiHeadAttention, Softmax, _pre_modules, layer_heads
 from coupled_qk.checks import (
     check_device,
     check_factory,
@@ -44,6 +44,7 @@ from .controls import Drift, Nudge, controls
 from .coupling import Coupling, QueryMLP, displacement
 from .files import write_whole
 from .integrators import euler, leapfrog, leapfrog_dkd, rk4, symplectic_euler
+from .scoring import AffineCoupling, Differential, DifferentialV2, QKNorm
 
 # %% ../nbs/04_gpt.ipynb #12247cce
 class FeedForward(nn.Module):
@@ -74,8 +75,13 @@ variants: dict[str, Callable[..., nn.Module] | None] = {
     "query_mlp": QueryMLP,
     "drift": Drift,
     **{name: partial(Nudge, query=moves.get("query"), key=moves.get("key")) for name, moves in controls.items()},
+    "affine": AffineCoupling,
 }
-scores: dict[str, Callable[..., Softmax]] = {"softmax": Softmax}
+scores: dict[str, type[Softmax]] = {
+    "softmax": Softmax,
+    "differential": Differential,
+    "differential_v2": DifferentialV2,
+}
 
 
 def look_up(table: dict[str, Any], name: str, what: str) -> Any:
@@ -99,6 +105,7 @@ class GPTConfig:
     pre: str = "standard"  # what stands before the scores, a name of `variants`
     pre_options: dict[str, Any] = field(default_factory=dict)  # its options, such as n and dt
     score: str = "softmax"  # how tokens meet, a name of `scores`
+    qk_norm: bool = False  # bring queries and keys to one length, last before the scores?
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model")}
@@ -106,8 +113,15 @@ class GPTConfig:
         check_sizes(**sizes, **optional)
         check_options(self.pre_options, self.pre, look_up(variants, self.pre, "variant"))
         object.__setattr__(self, "pre_options", dict(self.pre_options))  # what is frozen must not be shared
-        score = look_up(scores, self.score, "score")()
-        layer_heads(score, self.d_model, self.n_heads, self.n_kv_heads, 10_000.0)  # raises for what no layer can have
+        if not isinstance(self.qk_norm, bool):
+            raise TypeError(f"qk_norm must be True or False, got {type(self.qk_norm).__name__}")
+        assert self.heads  # raises for what no layer can have
+
+    @property
+    def heads(self) -> Heads:
+        "The heads of each layer."
+        score = look_up(scores, self.score, "score")
+        return layer_heads(score, self.d_model, self.n_heads, self.n_kv_heads, 10_000.0)
 
     @property
     def width(self) -> int:
@@ -166,11 +180,12 @@ class KVCache:
 class Block(nn.Module):
     "x + attention(norm(x)), then x + feed_forward(norm(x))."
 
-    def __init__(self, config: GPTConfig, pre: nn.Module | None):
+    def __init__(self, config: GPTConfig, pre: list[nn.Module], layer: int = 0):
         super().__init__()
-        D = config.d_model
+        D, H = config.d_model, config.n_heads
         self.norm1, self.norm2 = nn.RMSNorm(D, eps=1e-6), nn.RMSNorm(D, eps=1e-6)
-        self.attn = MultiHeadAttention(D, config.n_heads, config.n_kv_heads, pre, scores[config.score]())
+        score = scores[config.score].for_layer(layer, D, H)
+        self.attn = MultiHeadAttention(D, H, config.n_kv_heads, pre, score)
         self.ff = FeedForward(D, config.width)
 
     def forward(self, x: Tensor, layer: int = 0, cache: KVCache | None = None) -> Tensor:
@@ -220,15 +235,16 @@ def init_weights(
                 module.reset_parameters()  # type: ignore[operator]
 
 # %% ../nbs/04_gpt.ipynb #947aad66
-def _make_pre(config: GPTConfig, factory: Callable[[int], nn.Module] | None) -> nn.Module | None:
-    d = scores[config.score]().heads(config.d_model, config.n_heads, config.n_kv_heads or config.n_heads).d
+def _make_pre(config: GPTConfig, factory: Callable[[int], nn.Module] | None) -> list[nn.Module]:
+    "A layer's pre-score modules."
+    d, named = config.heads.d, variants[config.pre]
+    norm: list[nn.Module] = [QKNorm(d)] if config.qk_norm else []
     if factory is not None:
         made = factory(d)
         if made is None:
             raise TypeError("pre must return a module for the head width, got None")
-        return made
-    named = variants[config.pre]
-    return None if named is None else named(d, **config.pre_options)
+        return [*_pre_modules(made), *norm]
+    return norm if named is None else [named(d, **config.pre_options), *norm]
 
 # %% ../nbs/04_gpt.ipynb #871d0de4
 def _check_reading(ids: Tensor, config: GPTConfig, weight: Tensor, cache: KVCache | None = None) -> None:
@@ -256,7 +272,7 @@ class Transformer(nn.Module):
         self.config = replace(config)  # with options of its own
         with named_stream(seed, "construction"):  # what modules of your own draw, and nothing outside is disturbed
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
-            self.blocks = nn.ModuleList(Block(config, _make_pre(config, pre)) for _ in range(config.n_layers))
+            self.blocks = nn.ModuleList(Block(config, _make_pre(config, pre), i) for i in range(config.n_layers))
             self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
         init_weights(self, seed, config.n_layers)
 
@@ -295,7 +311,7 @@ def _measure_displacements(
         moved = {name: displacement(a, b) for name, a, b in zip("qk", before, after, strict=True)}
         rows.append({"dt": float(getattr(module, "dt", torch.nan)), **moved})
 
-    modules = {pre for block in model.blocks for pre in block.attn.pre}  # type: ignore[union-attr]
+    modules = {pre for block in model.blocks for pre in block.attn.pre if not isinstance(pre, QKNorm)}  # type: ignore[union-attr]
     hooks = [module.register_forward_hook(note) for module in modules]
     try:
         x = model.embed(ids)

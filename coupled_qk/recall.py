@@ -181,11 +181,11 @@ def recall_batch(
 class _ZoologyBlock(nn.Module):
     "x + attention(norm(x)), and then x + norm(x)."
 
-    def __init__(self, config: GPTConfig, pre: nn.Module | None):
+    def __init__(self, config: GPTConfig, pre: list[nn.Module], layer: int):
         super().__init__()
         D = config.d_model
         self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
-        score = scores[config.score]()
+        score = scores[config.score].for_layer(layer, D, config.n_heads)
         self.attn = MultiHeadAttention(D, config.n_heads, config.n_kv_heads, pre, score, base=None)
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):  # the same, with biases
             old = getattr(self.attn, name)
@@ -212,7 +212,9 @@ class Zoology(nn.Module):
         with named_stream(seed, "construction"):
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
             self.place = nn.Embedding(config.context, config.d_model)
-            self.blocks = nn.ModuleList(_ZoologyBlock(config, _make_pre(config, pre)) for _ in range(config.n_layers))
+            self.blocks = nn.ModuleList(
+                _ZoologyBlock(config, _make_pre(config, pre), i) for i in range(config.n_layers)
+            )
             self.norm = nn.LayerNorm(config.d_model)
         init_weights(self, seed, config.n_layers)
         for name, p in self.named_parameters():

@@ -543,6 +543,20 @@ def causes_of_plateaus() -> Study:
                 runs.append(replace(run, arm=f"{f'64/4 gpt {name}'.strip()}, {arm}, {lr:g}", **parts))
     return Study("What keeps a model on its plateau?", tuple(runs), (), base=runs[0].arm)
 
+# %% ../nbs/appendix/study.ipynb #compose-code
+def compose(n_seeds: int = 5) -> Study:
+    "Does coupling add to another way of scoring?"
+    widths = {"softmax": 688, "differential": 688, "differential_v2": 601}  # 601: (D + H) / 3 less
+    runs = []
+    for s in range(n_seeds):
+        for pre in ("standard", "euler", "affine"):
+            for score, d_ff in widths.items():
+                run = _run(f"{pre}+{score}", s, pre)
+                runs.append(replace(run, model=replace(run.model, d_model=256, n_heads=4, d_ff=d_ff, score=score)))
+    primary = (("affine+differential", "standard+differential"), ("euler+differential", "standard+differential"))
+    paper = "invertible coupling on differential attention is better than differential attention alone"
+    return Study("Does coupling add to another way of scoring?", tuple(runs), primary, "standard+softmax", paper)
+
 # %% ../nbs/appendix/study.ipynb #09db6440
 studies: dict[str, Callable[[], Study]] = {
     "warmup": warmup,
@@ -554,6 +568,7 @@ studies: dict[str, Callable[[], Study]] = {
     "recall-rates": rates_of_recall,
     "recall": recall,
     "recall-causes": causes_of_plateaus,
+    "compose": compose,
 }
 
 # %% ../nbs/appendix/study.ipynb #4d459cd3

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from coupled_qk.coupling import Coupling
-from coupled_qk.gpt import GPT, GPTConfig, variants
+from coupled_qk.gpt import GPT, GPTConfig, scores, variants
 from coupled_qk.recall import RecallHistory, RecallTask, Zoology, best_rates, draw_distinct, draw_slots, measure_recall
 from coupled_qk.recall import mqar, recall_accuracy, recall_batch, recall_loss, recall_table, slot_weights, train_recall
 from coupled_qk.training import TrainConfig, next_token_loss
@@ -229,6 +229,14 @@ def test_zoology_takes_every_variant(pre):
     other = x.clone()
     other[:, 8:] = 1
     assert torch.equal(model(x)[:, :8], model(other)[:, :8])
+
+
+@pytest.mark.parametrize("score", list(scores))
+def test_zoology_takes_every_score(score):
+    x, y = mqar(8, 12, 2, 16)
+    model = Zoology(replace(SMALL, n_heads=2, d_model=32, score=score))
+    recall_loss(model(x), y).backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_zoology_takes_your_own():

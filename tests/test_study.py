@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from coupled_qk import study as module
 from coupled_qk.cli import main
-from coupled_qk.gpt import GPTConfig
+from coupled_qk.gpt import GPTConfig, count_parameters
 from coupled_qk.recall import RecallTask
 from coupled_qk.study import (
     RecallRun,
@@ -86,6 +86,14 @@ def test_studies_are_paired_and_without_doubles(name):
     seeds = {arm: {r.seed for r in made.runs if r.arm == arm} for arm in {r.arm for r in made.runs}}
     assert made.base in seeds and all(s <= seeds[made.base] for s in seeds.values())
     assert all(a in seeds and (b in seeds or b == "best control") for a, b in made.primary)
+
+
+def test_ways_of_scoring_are_compared_at_one_size():
+    "Version 2's wider queries are taken from its feed-forward layers: within 0.1 % of each other, whatever stands before."
+    sizes = {r.arm: count_parameters(r.model) for r in studies["compose"]().runs}
+    for pre in ("standard", "euler", "affine"):
+        plain = sizes[f"{pre}+softmax"]
+        assert all(abs(sizes[f"{pre}+{score}"] / plain - 1) < 1e-3 for score in ("differential", "differential_v2"))
 
 
 def test_shared_runs_are_made_once():
