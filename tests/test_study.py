@@ -17,7 +17,19 @@ from coupled_qk import study as module
 from coupled_qk.cli import main
 from coupled_qk.data import split
 from coupled_qk.gpt import GPTConfig, count_parameters
-from coupled_qk.study import Run, Study, arm_table, check, collect, comparison_table, comparisons, format_study, gaps
+from coupled_qk.recall import RecallTask
+from coupled_qk.study import (
+    RecallRun,
+    Run,
+    Study,
+    arm_table,
+    check,
+    collect,
+    comparison_table,
+    comparisons,
+    format_study,
+    gaps,
+)
 from coupled_qk.study import perform, studies, study
 from coupled_qk.training import TrainConfig
 
@@ -317,6 +329,95 @@ def test_a_study_of_other_texts_is_made(name, text, tmp_path, monkeypatch):
 def test_existing_runs_keep_their_names():
     "A key that changes would make every stored run a stranger."
     assert module._run("standard", 0).key == module._stored_rows("ablation")[0]["key"]
+
+
+# -- runs of another kind
+
+TASK = RecallTask(12, 2, 16)
+RECALL = GPTConfig(vocab_size=16, context=12, n_layers=2, n_heads=1, d_model=16, d_ff=32)
+
+
+def recall_runs(arms=("standard", "euler"), shape="gpt", **task):
+    how, task = TrainConfig(steps=6, batch_size=8, lr=1e-3, eval_every=2), replace(TASK, **task)
+    return tuple(
+        RecallRun(f"12/2 {shape}, {a}, 0.001", 0, replace(RECALL, pre=a), how, task=task, shape=shape) for a in arms
+    )
+
+
+def test_a_run_of_recall_has_a_key_of_its_own_and_others_keep_theirs(text):
+    run = recall_runs()[0]
+    others = [replace(run, shape="zoology"), replace(run, task=replace(TASK, rows=9)), replace(run, seed=1)]
+    assert len({r.key for r in (run, *others)}) == 4
+    assert {"task", "shape"} <= module._chosen(run).keys() and not {"task", "shape"} & module._chosen(
+        runs(text)[0]
+    ).keys()
+    assert module._chosen(run)["task"] == {
+        "seq_len": 12,
+        "n_pairs": 2,
+        "vocab": 16,
+    }  # what is at its default is not heeded
+
+
+@pytest.mark.parametrize("shape", ["gpt", "zoology"])
+def test_a_run_of_recall_repeats_to_the_bit_and_goes_on(shape, tmp_path):
+    run, asked = recall_runs(shape=shape)[1], iter([False, True])
+    assert perform(run, tmp_path / "a", lambda: next(asked)) is None
+    first, second = (perform(run, tmp_path / name) for name in "ab")
+    timed = {"seconds"}
+    assert {k: v for k, v in first.items() if k not in timed} == {k: v for k, v in second.items() if k not in timed}
+    assert first["key"] == run.key and first["shape"] == shape and len(first["dt"]) == 2 and first["steps"] == 6
+    assert [e[0] for e in first["evaluations"]] == [2, 4, 6] and first["steps_to_99"] is None
+    json.dumps(first, allow_nan=False)
+
+
+def test_a_study_of_recall_is_made_shown_and_checked(tmp_path, monkeypatch, capsys):
+    made = Study("Does it recall?", recall_runs(), ())
+    monkeypatch.setitem(studies, "lookup", lambda: made)
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    assert main(["study", "lookup", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "12/2 gpt" in said.out and "euler" in said.out and "accuracy 0." in said.err and "6 steps" in said.err
+    rows = collect("lookup", tmp_path / "lookup")["runs"]
+    monkeypatch.setattr(module, "_stored_rows", lambda name: rows if name == "lookup" else [])
+    assert all(line["fine"] and line["allowed"] == 0 for line in check("lookup", 2))
+    for row in rows:
+        row["environment"]["torch"] = "another"
+    assert main(["study", "lookup", "--check", "1"]) == 0
+    assert "nobody has measured" in capsys.readouterr().out
+
+
+def rates_of_recall(best):
+    "Stored rows in which the rate of this place reached 99 % first."
+    wanted = studies["recall-rates"]().runs
+    lrs = sorted({r.train.lr for r in wanted})
+    return [
+        {
+            "key": r.key,
+            "arm": r.arm,
+            "seed": r.seed,
+            "train": {"lr": r.train.lr},
+            "accuracy": 0.995 if r.train.lr == lrs[best] else 0.3,
+            "steps_to_99": 500 if r.train.lr == lrs[best] else None,
+        }
+        for r in wanted
+    ]
+
+
+def test_the_study_of_recall_takes_the_best_rates_when_all_are_there(monkeypatch):
+    "Every variant has tried the same rates with one seed; that run counts as the first of three."
+    rates = studies["recall-rates"]().runs
+    cells = {(r.shape, r.task, r.model.pre) for r in rates}
+    tried = {c: {r.train.lr for r in rates if (r.shape, r.task, r.model.pre) == c} for c in cells}
+    assert len(rates) == 4 * len(cells) and len({frozenset(t) for t in tried.values()}) == 1
+    stored = rates_of_recall(2)
+    monkeypatch.setattr(module, "_stored_rows", lambda name: stored if name == "recall-rates" else [])
+    made = studies["recall"]().runs
+    assert len(made) == 3 * len(cells) and {r.train.lr for r in made} == {3e-3}
+    assert {r.key for r in made if r.seed == 0} <= {r.key for r in rates}
+    assert all({r.seed for r in made if r.arm == arm} == {0, 1, 2} for arm in {r.arm for r in made})
+    assert {r.key for r in studies["recall-causes"]().runs if "gpt," in r.arm} <= {r.key for r in rates}
+    stored.pop()  # one is missing: then no rate is chosen
+    assert len(studies["recall"]().runs) == 3 * len(rates)
 
 
 # -- what it says
