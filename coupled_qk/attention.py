@@ -152,7 +152,13 @@ class Heads(NamedTuple):
 class Softmax(nn.Module):
     "The score module of ordinary attention."
 
-    def heads(self, d_model: int, n_heads: int, n_kv_heads: int) -> Heads:
+    @classmethod
+    def for_layer(cls, layer: int, d_model: int, n_heads: int) -> "Softmax":
+        "The module of layer `layer`, counted from 0; softmax is the same in each."
+        return cls()
+
+    @staticmethod
+    def heads(d_model: int, n_heads: int, n_kv_heads: int) -> Heads:
         "The heads it needs: all of width D/H."
         d = d_model // n_heads
         return Heads(n_heads, n_kv_heads, n_kv_heads, d, d)
@@ -170,7 +176,9 @@ class Softmax(nn.Module):
         "Attend; `x`, the layer's input, is for score modules that need it."
         return attend(q, k, v, mask, causal)
 
-    def weights(self, q: Tensor, k: Tensor, *, causal: bool = True, mask: Tensor | None = None) -> Tensor:
+    def weights(
+        self, q: Tensor, k: Tensor, *, causal: bool = True, mask: Tensor | None = None, x: Tensor | None = None
+    ) -> Tensor:
         "The attention weights, (B, H, T, S)."
         return attention_weights(q, k, mask, causal)
 
@@ -193,7 +201,9 @@ def _score_module(score: Any) -> Softmax:
     return Softmax() if score is None else score
 
 # %% ../nbs/00_attention.ipynb #bb5915b8
-def layer_heads(score: Softmax, d_model: int, n_heads: int, n_kv_heads: int | None, base: float | None) -> Heads:
+def layer_heads(
+    score: Softmax | type[Softmax], d_model: int, n_heads: int, n_kv_heads: int | None, base: float | None
+) -> Heads:
     "The heads of a layer. Raises ValueError for sizes that do not fit."
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     check_sizes(d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads)
@@ -287,4 +297,4 @@ class MultiHeadAttention(nn.Module):
 
     def weights(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         "The attention weights that the fused kernel hides, (B, H, T, T)."
-        return self.score.weights(*self.project(x)[:2], causal=self.causal, mask=mask)
+        return self.score.weights(*self.project(x)[:2], causal=self.causal, mask=mask, x=x)

@@ -36,7 +36,9 @@ def add_study(
     commands: Any,  # of argparse: what `add_subparsers` returned
 ) -> None:
     "Add the command and its options."
-    names = "warmup, noise, ablation, controls, steps, tokens, terms, force, rotary, stability, scale or collapse"
+    names = (
+        "warmup, noise, ablation, controls, steps, tokens, compose, terms, force, rotary, stability, scale or collapse"
+    )
     about = "make the runs of a named study that are missing, and show what it says so far"
     parser = commands.add_parser(
         "study", help=about, description=about, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter

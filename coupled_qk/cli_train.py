@@ -73,6 +73,8 @@ defaults: dict[str, Any] = {
     "size": "tiny",
     "variant": "standard",
     "option": None,
+    "score": "softmax",
+    "qk_norm": False,
     **dict.fromkeys(("d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "context")),
     "steps": 1000,
     "tokens": None,
@@ -114,6 +116,8 @@ def _add_model(add: Callable[..., Any]) -> None:
         metavar="NAME=VALUE",
         help="of the variant, such as n=3 dt=0.05 lean=true",
     )
+    add("--score", help="how tokens meet: softmax, differential or differential_v2 (softmax)")
+    add("--qk-norm", action=argparse.BooleanOptionalAction, help="bring queries and keys to one length first")
     for name, what in (
         ("d-model", "model width"),
         ("n-layers", "layers"),
@@ -273,6 +277,7 @@ def _model_config(settings: dict[str, Any], vocab_size: int) -> "GPTConfig":
         changes.setdefault("d_ff", None)  # that of the size fits its own width only
     base = look_up(presets, settings["size"], "size")
     options = variant_options(settings["option"] or [])
+    changes |= {name: settings[name] for name in ("score", "qk_norm")}
     return replace(base, vocab_size=vocab_size, pre=settings["variant"], pre_options=options, **changes)
 
 

@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .attention import MultiHeadAttention, Softmax, layer_heads
+from .attention import Heads, MultiHeadAttention, Softmax, _pre_modules, layer_heads
 from coupled_qk.checks import (
     check_device,
     check_factory,
@@ -46,6 +46,7 @@ from .coupling import Coupling, QueryMLP, displacement
 from .files import write_whole
 from .integrators import euler, leapfrog, leapfrog_dkd, rk4, symplectic_euler
 from .parts import ScoreTerms, forces
+from .scoring import AffineCoupling, Differential, DifferentialV2, QKNorm
 
 # %% ../nbs/04_gpt.ipynb #12247cce
 class FeedForward(nn.Module):
@@ -76,9 +77,14 @@ variants: dict[str, Callable[..., nn.Module] | None] = {
     "query_mlp": QueryMLP,
     "drift": Drift,
     **{name: partial(Nudge, query=moves.get("query"), key=moves.get("key")) for name, moves in controls.items()},
+    "affine": AffineCoupling,
     "euler_terms": ScoreTerms,
 }
-scores: dict[str, Callable[..., Softmax]] = {"softmax": Softmax}
+scores: dict[str, type[Softmax]] = {
+    "softmax": Softmax,
+    "differential": Differential,
+    "differential_v2": DifferentialV2,
+}
 
 
 def look_up(table: dict[str, Any], name: str, what: str) -> Any:
@@ -102,6 +108,7 @@ class GPTConfig:
     pre: str = "standard"  # what stands before the scores, a name of `variants`
     pre_options: dict[str, Any] = field(default_factory=dict)  # its options, such as n, dt, and a name of `forces`
     score: str = "softmax"  # how tokens meet, a name of `scores`
+    qk_norm: bool = False  # bring queries and keys to one length, last before the scores?
     rotary_first: bool = False  # turn q and k before what `pre` names, not after?
 
     def __post_init__(self) -> None:
@@ -112,9 +119,15 @@ class GPTConfig:
         if (force := self.pre_options.get("force")) is not None:
             look_up(forces, force, "force")
         object.__setattr__(self, "pre_options", dict(self.pre_options))  # what is frozen must not be shared
+        check_flag("qk_norm", self.qk_norm)
         check_flag("rotary_first", self.rotary_first)
-        score = look_up(scores, self.score, "score")()
-        layer_heads(score, self.d_model, self.n_heads, self.n_kv_heads, 10_000.0)  # raises for what no layer can have
+        assert self.heads  # raises for what no layer can have
+
+    @property
+    def heads(self) -> Heads:
+        "The heads of each layer."
+        score = look_up(scores, self.score, "score")
+        return layer_heads(score, self.d_model, self.n_heads, self.n_kv_heads, 10_000.0)
 
     @property
     def width(self) -> int:
@@ -173,12 +186,12 @@ class KVCache:
 class Block(nn.Module):
     "x + attention(norm(x)), then x + feed_forward(norm(x))."
 
-    def __init__(self, config: GPTConfig, pre: nn.Module | None):
+    def __init__(self, config: GPTConfig, pre: list[nn.Module], layer: int = 0):
         super().__init__()
-        D = config.d_model
+        D, H = config.d_model, config.n_heads
         self.norm1, self.norm2 = nn.RMSNorm(D, eps=1e-6), nn.RMSNorm(D, eps=1e-6)
-        score, first = scores[config.score](), config.rotary_first
-        self.attn = MultiHeadAttention(D, config.n_heads, config.n_kv_heads, pre, score, rotary_first=first)
+        score, first = scores[config.score].for_layer(layer, D, H), config.rotary_first
+        self.attn = MultiHeadAttention(D, H, config.n_kv_heads, pre, score, rotary_first=first)
         self.ff = FeedForward(D, config.width)
 
     def forward(self, x: Tensor, layer: int = 0, cache: KVCache | None = None) -> Tensor:
@@ -231,18 +244,18 @@ def init_weights(
 def make_pre(
     config: GPTConfig,
     factory: Callable[[int], nn.Module] | None = None,  # your own, called with the head width
-) -> nn.Module | None:  # None: nothing stands before the scores
-    "The pre-score module of one layer. Raises TypeError or ValueError for options that it cannot be made with."
-    heads = scores[config.score]().heads(config.d_model, config.n_heads, config.n_kv_heads or config.n_heads)
+) -> list[nn.Module]:
+    "A layer's pre-score modules. Raises TypeError or ValueError for options that they cannot be made with."
+    d, named, options = config.heads.d, variants[config.pre], dict(config.pre_options)
+    if options.get("force") is not None:
+        options["force"] = forces[options["force"]](d, config.heads.n_k)  # one for each key that is moved
+    norm: list[nn.Module] = [QKNorm(d)] if config.qk_norm else []
     if factory is not None:
-        made = factory(heads.d)
+        made = factory(d)
         if made is None:
             raise TypeError("pre must return a module for the head width, got None")
-        return made
-    named, options = variants[config.pre], dict(config.pre_options)
-    if options.get("force") is not None:
-        options["force"] = forces[options["force"]](heads.d, heads.n_k)  # one for each key that is moved
-    return None if named is None else named(heads.d, **options)
+        return [*_pre_modules(made), *norm]
+    return norm if named is None else [named(d, **options), *norm]
 
 # %% ../nbs/04_gpt.ipynb #871d0de4
 def _check_reading(ids: Tensor, config: GPTConfig, weight: Tensor, cache: KVCache | None = None) -> None:
@@ -270,7 +283,7 @@ class Transformer(nn.Module):
         self.config = replace(config)  # with options of its own
         with named_stream(seed, "construction"):  # what modules of your own draw, and nothing outside is disturbed
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
-            self.blocks = nn.ModuleList(Block(config, make_pre(config, pre)) for _ in range(config.n_layers))
+            self.blocks = nn.ModuleList(Block(config, make_pre(config, pre), i) for i in range(config.n_layers))
             self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
         init_weights(self, seed, config.n_layers)
 
@@ -310,7 +323,7 @@ def _measure_displacements(
         moved = {name: displacement(a, b) for name, a, b in pairs if a.shape == b.shape}  # not where blocks are added
         rows.append({"dt": float(getattr(module, "dt", torch.nan)), **moved})
 
-    modules = {pre for block in model.blocks for pre in block.attn.pre}  # type: ignore[union-attr]
+    modules = {pre for block in model.blocks for pre in block.attn.pre if not isinstance(pre, QKNorm)}  # type: ignore[union-attr]
     hooks = [module.register_forward_hook(note) for module in modules]
     try:
         x = model.embed(ids)

@@ -500,6 +500,20 @@ def token_budgets(n_seeds: int = 5) -> Study:
     paper = "standard attention needs 2.4 times the tokens, in equal seconds"
     return Study("How many more tokens does standard attention need to match?", tuple(runs), (), "standard x1", paper)
 
+# %% ../nbs/appendix/study.ipynb #compose-code
+def compose(n_seeds: int = 5) -> Study:
+    "Does coupling add to another way of scoring?"
+    widths = {"softmax": 688, "differential": 688, "differential_v2": 601}  # 601: (D + H) / 3 less
+    runs = []
+    for s in range(n_seeds):
+        for pre in ("standard", "euler", "affine"):
+            for score, d_ff in widths.items():
+                run = _run(f"{pre}+{score}", s, pre)
+                runs.append(replace(run, model=replace(run.model, d_model=256, n_heads=4, d_ff=d_ff, score=score)))
+    primary = (("affine+differential", "standard+differential"), ("euler+differential", "standard+differential"))
+    paper = "invertible coupling on differential attention is better than differential attention alone"
+    return Study("Does coupling add to another way of scoring?", tuple(runs), primary, "standard+softmax", paper)
+
 # %% ../nbs/appendix/study.ipynb #in-terms
 def terms(n_seeds: int = 5) -> Study:
     "Which score terms matter?"
@@ -586,6 +600,7 @@ studies: dict[str, Callable[[], Study]] = {
     "controls": controls,
     "steps": steps,
     "tokens": token_budgets,
+    "compose": compose,
     "terms": terms,
     "force": force,
     "rotary": rotary_order,

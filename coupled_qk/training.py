@@ -287,7 +287,9 @@ def _about(model: nn.Module, train: Tensor, valid: Tensor, config: TrainConfig) 
     "What must be the same when a run goes on."
     settings = {k: v for k, v in asdict(config).items() if k not in ("accumulate", "compile")}
     texts = {"training text": fingerprint(train), "held-out text": fingerprint(valid)}
-    shape = repr(model.config).replace(", rotary_first=False", "")  # older checkpoints have no word for it
+    shape = repr(model.config)
+    for later in ("qk_norm", "rotary_first"):  # older checkpoints have no word for these
+        shape = shape.replace(f", {later}=False", "")
     return {**settings, "model": shape, **texts}
 
 # %% ../nbs/06_training.ipynb #67b3c5d1

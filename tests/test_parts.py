@@ -314,7 +314,7 @@ def test_older_configurations_and_checkpoints_know_no_order():
     old = config_to_dict(config("euler"))
     assert old.pop("rotary_first") is False and config_from_dict(old) == config("euler")
     about = lambda first: _about(GPT(config("euler", rotary_first=first)), IDS[0], IDS[1], TrainConfig())["model"]
-    assert "rotary" not in about(False) and "rotary_first=True" in about(True)
+    assert "rotary" not in about(False) and "qk_norm" not in about(False) and "rotary_first=True" in about(True)
     refuses(lambda: config("euler", rotary_first=1), "rotary_first", "1")
     refuses(lambda: MultiHeadAttention(8, 2, rotary_first=None), "rotary_first", "None")
 

@@ -77,6 +77,14 @@ def test_studies_are_paired_and_without_doubles(name):
     assert all(a in seeds and (b in seeds or b == "best control") for a, b in made.primary)
 
 
+def test_ways_of_scoring_are_compared_at_one_size():
+    "Version 2's wider queries are taken from its feed-forward layers: within 0.1 % of each other, whatever stands before."
+    sizes = {r.arm: count_parameters(r.model) for r in studies["compose"]().runs}
+    for pre in ("standard", "euler", "affine"):
+        plain = sizes[f"{pre}+softmax"]
+        assert all(abs(sizes[f"{pre}+{score}"] / plain - 1) < 1e-3 for score in ("differential", "differential_v2"))
+
+
 def test_shared_runs_are_made_once():
     keys = lambda name: {r.key for r in studies[name]().runs}
     assert len(keys("ablation") & keys("controls")) == 30  # standard, euler and query_mlp, ten seeds

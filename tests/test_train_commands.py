@@ -370,6 +370,18 @@ def test_a_bad_text_leaves_no_run_behind(tmp_path, capsys):
 # --- settings
 
 
+def test_a_way_of_scoring(text, tmp_path, capsys):
+    assert (
+        train(text, tmp_path, "--variant", "affine", "--score", "differential", "--qk-norm", "--n-heads", 2, steps=2)
+        == 0
+    )
+    config = load_model(tmp_path).config
+    assert (config.pre, config.score, config.qk_norm) == ("affine", "differential", True)
+    capsys.readouterr()
+    assert train(text, tmp_path / "b", "--score", "differential", "--n-heads", 1) == 2
+    assert "even number of key heads" in capsys.readouterr().err
+
+
 def test_options_of_a_variant(text, tmp_path, capsys):
     "Typed, in a file as an object, and again when the run goes on."
     out, file = tmp_path / "typed", tmp_path / "settings.json"
