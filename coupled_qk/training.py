@@ -10,6 +10,7 @@ __all__ = ['precisions', 'next_token_loss', 'TrainConfig', 'make_optimizer', 'le
 
 # %% ../nbs/06_training.ipynb #8cbdb345
 import math
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -287,9 +288,7 @@ def _about(model: nn.Module, train: Tensor, valid: Tensor, config: TrainConfig) 
     "What must be the same when a run goes on."
     settings = {k: v for k, v in asdict(config).items() if k not in ("accumulate", "compile")}
     texts = {"training text": fingerprint(train), "held-out text": fingerprint(valid)}
-    shape = repr(model.config)
-    for later in ("qk_norm", "rotary_first"):  # older checkpoints have no word for these
-        shape = shape.replace(f", {later}=False", "")
+    shape = re.sub(", (qk_norm|rotary_first)=False", "", repr(model.config))  # older checkpoints do not name these
     return {**settings, "model": shape, **texts}
 
 # %% ../nbs/06_training.ipynb #67b3c5d1
