@@ -36,14 +36,15 @@ def add_study(
     commands: Any,  # of argparse: what `add_subparsers` returned
 ) -> None:
     "Add the command and its options."
-    names = (
-        "warmup, noise, ablation, controls, steps, tokens, compose, terms, force, rotary, stability, scale or collapse"
-    )
     about = "make the runs of a named study that are missing, and show what it says so far"
     parser = commands.add_parser(
         "study", help=about, description=about, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", help=names)
+    parser.add_argument(
+        "name",
+        help="warmup, noise, ablation, controls, steps, tokens, corpora, corpora8, knob, scarce, compose, "
+        "terms, force, rotary, stability, scale or collapse",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, one thread each (default: 1)")
     parser.add_argument("--shard", type=_share, default=(1, 1), metavar="I/N", help="only the I-th of N shares")
     parser.add_argument(

@@ -7,9 +7,9 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/study.html.md"""
 # %% auto #0
 __all__ = ['starts', 'regime', 'how', 'ablation_arms', 'control_arms', 'budgets', 'sizes', 'studies', 'Run', 'tokens',
            'loss_spikes', 'layer_profile', 'perform', 'work', 'Study', 'collect', 'study', 'trained', 'check', 'noise',
-           'warmup', 'ablation', 'controls', 'steps', 'token_budgets', 'terms', 'force', 'rotary_order', 'stability',
-           'collapse', 'scale', 'gaps', 'best_control', 'comparisons', 'arm_table', 'comparison_table',
-           'stability_table', 'format_study']
+           'warmup', 'ablation', 'controls', 'steps', 'token_budgets', 'matched_texts', 'knob', 'scarce_text', 'terms',
+           'force', 'rotary_order', 'stability', 'collapse', 'scale', 'gaps', 'best_control', 'base_of', 'comparisons',
+           'domain_gaps', 'contrast', 'arm_table', 'comparison_table', 'stability_table', 'format_study']
 
 # %% ../nbs/appendix/study.ipynb #099dc656
 import json
@@ -34,13 +34,14 @@ import torch
 from torch import Tensor
 
 from .attention import MultiHeadAttention
-from .data import bytes_per_token, corpus, train_bpe
+from .corpora import matched_arms, relatives
+from .data import BPETokenizer, bytes_per_token, corpus, train_bpe
 from .compare import environment, format_table, term_sizes, write_result
 from .diagnostics import head_measures, rank_profile, trace
 from .gpt import GPT, GPTConfig, count_parameters, look_up, n_parameters, named_stream
 from .parts import all_terms
 from .stats import deviation, difference, holm
-from .training import History, TrainConfig, bits_per_byte, fit
+from .training import TrainConfig, bits_per_byte, evaluate, fit
 
 # %% ../nbs/appendix/study.ipynb #ba1ae737
 def _chosen(settings: Any) -> dict[str, Any]:
@@ -89,15 +90,20 @@ starts: dict[str, Callable[[GPT, int], None]] = {
     "near": _bring_near,
 }
 
+# %% ../nbs/appendix/study.ipynb #shared-bpe
+@cache
+def _tokenizer(names: tuple[str, ...], vocab_size: int) -> BPETokenizer:
+    "A BPE of the training texts of these corpora."
+    return train_bpe((d for name in names for d in corpus(name).train), vocab_size)
+
 # %% ../nbs/appendix/study.ipynb #42fb35b3
 @cache
 def tokens(
     name: str,  # of a corpus
     vocab_size: int,  # of the BPE
 ) -> tuple[Tensor, Tensor, float]:  # the training row, the held-out row, and bytes per held-out token
-    "A corpus in tokens of its own BPE."
-    text = corpus(name)
-    tokenizer = train_bpe(text.train, vocab_size)
+    "A corpus in tokens of its own BPE, or of the one that it shares with its relatives."
+    text, tokenizer = corpus(name), _tokenizer(relatives(name), vocab_size)
     train, valid = tokenizer.encode_all(text.train), tokenizer.encode_all(text.valid)
     return train, valid, bytes_per_token(tokenizer, text.valid)
 
@@ -182,20 +188,37 @@ def perform(
         return {**facts, **end, **_on_the_way(home / "log.jsonl"), "environment": environment()}
     if len(history.losses) < run.train.steps:
         return None
-    measures = _measures(model, history, valid, per_token, time.perf_counter() - began)
+    row = _row(replace(run, train=how_here), model, history, time.perf_counter() - began)
     profile = {"start": start, "end": _profiles(model, valid)}
-    return {**facts, **measures, **_on_the_way(home / "log.jsonl"), "profile": profile}
+    return {**row, **facts, **_on_the_way(home / "log.jsonl"), "profile": profile}
+
+# %% ../nbs/appendix/study.ipynb #held-code
+def _held_outs(run: Run, model: GPT) -> dict[str, Any]:
+    "The loss on the held-out text of each relative; nothing for a text that stands alone."
+    names = relatives(run.corpus)
+    found = {}
+    for name in names if len(names) > 1 else ():
+        _, valid, per_token = tokens(name, run.model.vocab_size)
+        nats = evaluate(model, valid, run.model.context, precision=run.train.precision)
+        found[name.split("/")[-1]] = {"nats": nats, "bits_per_byte": bits_per_byte(nats, per_token)}
+    return {"held_out": found} if found else {}
 
 # %% ../nbs/appendix/study.ipynb #563db474
-def _measures(model: GPT, history: History, valid: Tensor, per_token: float, seconds: float) -> dict[str, Any]:
-    "What is kept of a run that came to its end."
+def _row(run: Run, model: GPT, history: Any, seconds: float) -> dict[str, Any]:
+    "What is kept of a run."
+    train, valid, per_token = tokens(run.corpus, run.model.vocab_size)
     nats = history.evaluations[-1][1]
-    window = valid[: model.config.context].long()[None]
+    window = valid[: run.model.context].long()[None]
     return {
+        "key": run.key,
+        **asdict(run),
         "nats": nats,  # per token, held out, unrounded: a repeated run is compared to the bit
         "bits_per_byte": bits_per_byte(nats, per_token),
         "perplexity": float(np.exp(nats)),
+        **_held_outs(run, model),
         "evaluations": [(step, round(x, 6)) for step, x in history.evaluations],
+        "best": min(history.evaluations, key=lambda pair: pair[1]),  # (step, nats): scarce text may be learned by heart
+        "epochs": round(run.train.steps * run.train.batch_size * run.model.context / len(train), 3),
         "training_curve": [
             round(float(part.mean()), 4) for part in np.array_split(history.losses, min(50, len(history.losses)))
         ],
@@ -306,7 +329,7 @@ class Study:
     question: str
     runs: tuple[Run, ...]
     primary: tuple[tuple[str, str], ...]  # comparisons that are named beforehand: (arm, arm)
-    base: str = "standard"
+    base: str = "standard"  # where arms are called "euler on recipes", the base is "standard on recipes"
     paper: str = ""  # what the paper reports
 
 # %% ../nbs/appendix/study.ipynb #9300d3d0
@@ -334,7 +357,8 @@ def study(
     missing = [run for run in wanted[i - 1 :: n] if run.key not in known]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        tokens(missing[0].corpus, missing[0].model.vocab_size)  # fetched once, and not by each process
+        for text in dict.fromkeys(text for run in missing for text in (run.corpus, *relatives(run.corpus))):
+            corpus(text)  # fetched once, and not by each process
         if jobs == 1:
             _worker(missing, folder)
         else:
@@ -500,6 +524,51 @@ def token_budgets(n_seeds: int = 5) -> Study:
     paper = "standard attention needs 2.4 times the tokens, in equal seconds"
     return Study("How many more tokens does standard attention need to match?", tuple(runs), (), "standard x1", paper)
 
+# %% ../nbs/appendix/study.ipynb #text-run
+def _on(corpus_name: str, label: str, pre: str, seed: int, vocab_size: int = regime.vocab_size) -> Run:
+    "A run of the regime on another text."
+    run = _run(f"{pre} on {label}", seed, pre, eval_every=200)
+    return replace(run, corpus=corpus_name, model=replace(run.model, vocab_size=vocab_size))
+
+# %% ../nbs/appendix/study.ipynb #text-corpora
+def matched_texts(
+    n_seeds: int = 5,
+    k: int = 4,  # domains: 4 or 8
+) -> Study:
+    "Does coupling help on coherent text, and harm on mixed text? The main question is `contrast`."
+    texts = {name: name.removeprefix(f"matched/{k}/") for name in matched_arms if name.startswith(f"matched/{k}/")}
+    runs = [
+        _on(name, label, pre, s)
+        for s in range(n_seeds)
+        for name, label in texts.items()
+        for pre in ("standard", "euler", "query_mlp")
+    ]
+    paper = "perplexity -6.6 % on WikiText-103, -4.5 % on PubMed, +10.3 % on web text"
+    question = "Does coupling help on coherent text, and harm on mixed text?"
+    return Study(question, tuple(runs), (("euler on mix", "standard on mix"),), paper=paper)
+
+# %% ../nbs/appendix/study.ipynb #text-knob
+def knob(n_seeds: int = 5) -> Study:
+    "Does the gap depend on the number of domains, or on how often they change?"
+    runs = [
+        _on(f"knob/{k}/{r}", f"K={k}, r={r}", pre, s, vocab_size=512)
+        for s in range(n_seeds)
+        for k in (2, 8)
+        for r in (0.02, 0.5)
+        for pre in ("standard", "euler")
+    ]
+    return Study("Does the gap depend on the number of domains, or on how often they change?", tuple(runs), ())
+
+# %% ../nbs/appendix/study.ipynb #text-scarce
+def scarce_text(n_seeds: int = 5) -> Study:
+    "Is coupling a remedy when data are few? With the whole text, these are runs of the ablation."
+    runs: list[Run] = []
+    for s in range(n_seeds):
+        runs += [_run(f"{pre} on all", s, pre) for pre in ("standard", "euler")]
+        runs += [_on(f"wikitext2/{n}", f"1/{n}", pre, s) for n in (4, 16) for pre in ("standard", "euler")]
+    primary = (("euler on 1/16", "standard on 1/16"),)
+    return Study("Is coupling a remedy when data are few?", tuple(runs), primary)
+
 # %% ../nbs/appendix/study.ipynb #compose-code
 def compose(n_seeds: int = 5) -> Study:
     "Does coupling add to another way of scoring?"
@@ -600,6 +669,10 @@ studies: dict[str, Callable[[], Study]] = {
     "controls": controls,
     "steps": steps,
     "tokens": token_budgets,
+    "corpora": matched_texts,
+    "corpora8": partial(matched_texts, k=8),
+    "knob": knob,
+    "scarce": scarce_text,
     "compose": compose,
     "terms": terms,
     "force": force,
@@ -628,21 +701,59 @@ def best_control(
     mean = lambda arm: np.mean([r["nats"] for r in trained(result) if r["arm"] == arm])
     return min(arms, key=mean, default=None)
 
+# %% ../nbs/appendix/study.ipynb #base-of
+def base_of(
+    arm: str,  # such as "euler on recipes"
+    base: str,  # such as "standard"
+) -> str:
+    "The arm that another is compared with: the base, on the same text."
+    _, on, text = arm.partition(" on ")
+    return base + on + text
+
 # %% ../nbs/appendix/study.ipynb #e990f3e8
 def comparisons(
     result: dict[str, Any],  # of `study`
 ) -> list[dict[str, Any]]:  # a line for each comparison with at least two pairs, the named ones first
     "Every arm against the base, and the comparisons that were named beforehand."
     named = [(arm, best_control(result) if base == "best control" else base) for arm, base in result["primary"]]
-    others = [(arm, result["base"]) for arm in dict.fromkeys(r["arm"] for r in result["runs"]) if arm != result["base"]]
+    others = [(arm, base_of(arm, result["base"])) for arm in dict.fromkeys(r["arm"] for r in result["runs"])]
     lines = []
     for arm, base in dict.fromkeys((*named, *others)):
-        if base and len(pairs := gaps(result, arm, base)) > 1:
+        if base and base != arm and len(pairs := gaps(result, arm, base)) > 1:
             lines.append({"arm": arm, "base": base, "primary": (arm, base) in named, **difference(pairs)._asdict()})
     second = [line for line in lines if not line["primary"]]
     for line, p in zip(second, holm([line["p"] for line in second]), strict=True):
         line["holm_p"] = p
     return lines
+
+# %% ../nbs/appendix/study.ipynb #domain-code
+def domain_gaps(
+    result: dict[str, Any],  # of the study `corpora`
+    variant: str,
+) -> dict[tuple[str, str], dict[int, float]]:  # (domain; alone, share or mixture) -> seed -> bits per byte
+    "How much worse than standard attention a variant is on each domain, by what both were trained on."
+    rows = {(r["arm"], r["seed"]): r["held_out"] for r in trained(result)}
+    domains = [arm.split(" on ")[1].split("/")[0] for arm, _ in rows if arm.endswith("/share")]
+    found = {}
+    for d in dict.fromkeys(domains):
+        for kind, text in (("alone", d), ("share", f"{d}/share"), ("mixture", "mix")):
+            pair = [f"{pre} on {text}" for pre in (variant, "standard")]
+            seeds = [s for arm, s in rows if arm == pair[0] and (pair[1], s) in rows]
+            bits = lambda arm, s, d=d: rows[arm, s][d]["bits_per_byte"]
+            found[d, kind] = {s: bits(pair[0], s) - bits(pair[1], s) for s in seeds}
+    return found
+
+# %% ../nbs/appendix/study.ipynb #contrast-code
+def contrast(
+    result: dict[str, Any],  # of the study `corpora`
+    variant: str,
+    kinds: tuple[str, str] = ("alone", "mixture"),  # or "share"
+) -> list[float]:  # bits per byte, one for each seed that has all runs
+    "How much more a variant gains (less than zero) on text of the first kind than on that of the second, over domains."
+    parts = {key: values for key, values in domain_gaps(result, variant).items() if key[1] in kinds}
+    seeds = sorted(set.intersection(*map(set, parts.values()))) if parts else []
+    mean = lambda kind, s: float(np.mean([values[s] for (_, k), values in parts.items() if k == kind]))
+    return [mean(kinds[0], s) - mean(kinds[1], s) for s in seeds]
 
 # %% ../nbs/appendix/study.ipynb #arm-table
 def arm_table(

@@ -13,8 +13,10 @@ import pytest
 import torch
 from conftest import ROOT
 
+from coupled_qk import corpora
 from coupled_qk import study as module
 from coupled_qk.cli import main
+from coupled_qk.data import split
 from coupled_qk.gpt import GPTConfig, count_parameters
 from coupled_qk.study import Run, Study, arm_table, check, collect, comparison_table, comparisons, format_study, gaps
 from coupled_qk.study import loss_spikes, perform, regime, stability_table, studies, study, trained
@@ -73,7 +75,7 @@ def test_studies_are_paired_and_without_doubles(name):
     made = studies[name]()
     assert len({r.key for r in made.runs}) == len(made.runs)
     seeds = {arm: {r.seed for r in made.runs if r.arm == arm} for arm in {r.arm for r in made.runs}}
-    assert made.base in seeds and all(s <= seeds[made.base] for s in seeds.values())
+    assert all(s <= seeds[module.base_of(arm, made.base)] for arm, s in seeds.items())
     assert all(a in seeds and (b in seeds or b == "best control") for a, b in made.primary)
 
 
@@ -87,6 +89,7 @@ def test_ways_of_scoring_are_compared_at_one_size():
 
 def test_shared_runs_are_made_once():
     keys = lambda name: {r.key for r in studies[name]().runs}
+    assert len(keys("scarce") & keys("ablation")) == 10  # standard and euler on the whole text, five seeds
     assert len(keys("ablation") & keys("controls")) == 30  # standard, euler and query_mlp, ten seeds
     assert len(keys("noise") & keys("ablation")) == 6
     assert len(keys("terms") & keys("ablation")) == 10  # standard and euler, five seeds
@@ -313,6 +316,111 @@ def test_a_shared_run_in_the_hands_of_another_study_is_left_alone(tiny, text, tm
     with FileLock(tmp_path / tiny / "parts" / f"{runs(text)[0].key}.lock"):
         assert [r["arm"] for r in study("part", tmp_path)["runs"]] == ["euler"]
     assert [r["arm"] for r in study("part", tmp_path)["runs"]] == ["standard", "euler"]
+
+
+# -- texts that belong together
+
+
+@pytest.fixture
+def domains(monkeypatch):
+    "A matched design of two small domains, under the names of the real one; a share is still a fourth."
+
+    def make(name):
+        noun = {"recipes": "bread", "code": "list"}[name]
+        texts = [f"{noun} {i} has {i % 7} {noun}s and {i * i} in all\n" * 3 for i in range(400)]
+        return corpora.Corpus(name, *split(texts), "made here", "CC0")
+
+    monkeypatch.setattr(corpora, "fetched", make)
+    monkeypatch.setattr(corpora, "_held_out", 2_000)
+    names = ("recipes", "code")
+    monkeypatch.setitem(corpora.matched_domains, 4, names)
+    monkeypatch.setattr(corpora, "matched_arms", arms := corpora._arms(4, 20_000))
+    monkeypatch.setattr(module, "matched_arms", arms)
+    for cached in (module.tokens, module._tokenizer):
+        cached.cache_clear()
+    yield names
+    for cached in (module.tokens, module._tokenizer):
+        cached.cache_clear()
+
+
+def small(run):
+    return replace(run, model=replace(MODEL, pre=run.model.pre), train=replace(TRAIN, seed=run.seed))
+
+
+def test_the_arms_of_a_design_share_tokens_and_held_out_text(domains):
+    arms = {name: module.tokens(name, 300) for name in corpora.matched_arms}
+    assert list(arms) == ["matched/4/recipes", "matched/4/code"] + [f"matched/4/{d}/share" for d in domains] + [
+        "matched/4/mix"
+    ]
+    for d in domains:
+        assert torch.equal(arms[f"matched/4/{d}"][1], arms[f"matched/4/{d}/share"][1])
+        assert len(arms[f"matched/4/{d}"][0]) > 1.8 * len(arms[f"matched/4/{d}/share"][0])
+    assert torch.equal(arms["matched/4/mix"][1], torch.cat([arms[f"matched/4/{d}"][1] for d in domains]))
+    assert module._tokenizer.cache_info().currsize == 1  # one for all
+
+
+def test_a_study_of_the_matched_design_is_made_and_read(domains, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    made = module.matched_texts(n_seeds=1)
+    runs_ = tuple(small(r) for r in made.runs if r.model.pre != "query_mlp")
+    monkeypatch.setitem(studies, "corpora", lambda: replace(made, runs=runs_))
+    result = study("corpora", tmp_path)
+    assert [r["arm"] for r in result["runs"]][:3] == ["standard on recipes", "euler on recipes", "standard on code"]
+    assert len(result["runs"]) == 2 * 5
+    for row in result["runs"]:
+        assert set(row["held_out"]) == set(domains) and row["epochs"] > 0 and row["best"][1] <= row["nats"]
+    epochs = {r["arm"]: r["epochs"] for r in result["runs"]}
+    assert epochs["euler on code/share"] == pytest.approx(4 * epochs["euler on code"], rel=0.1)
+    alone = next(r for r in result["runs"] if r["arm"] == "euler on code")
+    assert alone["held_out"]["code"]["nats"] == pytest.approx(alone["nats"], rel=1e-6)
+    gaps_ = module.domain_gaps(result, "euler")
+    assert set(gaps_) == {(d, kind) for d in domains for kind in ("alone", "share", "mixture")}
+    assert all(list(by_seed) == [0] for by_seed in gaps_.values())
+    mean = lambda kind: sum(gaps_[d, kind][0] for d in domains) / 2
+    assert module.contrast(result, "euler") == [pytest.approx(mean("alone") - mean("mixture"))]
+    assert module.contrast(result, "euler", ("share", "mixture")) == [pytest.approx(mean("share") - mean("mixture"))]
+    assert format_study(result).count("euler on mix") == 1  # one seed has no interval
+
+
+def test_a_text_that_stands_alone_has_no_others_to_be_tested_on(text, tmp_path):
+    row = perform(runs(text)[0], tmp_path)
+    assert "held_out" not in row and row["best"][1] == pytest.approx(min(x for _, x in row["evaluations"]), abs=1e-6)
+    assert row["epochs"] == pytest.approx(6 * 2 * 16 / len(module.tokens(text, 300)[0]), abs=0.0006)
+
+
+def test_half_a_matched_study_can_be_read():
+    row = lambda arm: {"arm": arm, "seed": 0, "held_out": {"code": {"bits_per_byte": 1.0}}}
+    assert module.domain_gaps({"runs": []}, "euler") == {} and module.contrast({"runs": []}, "euler") == []
+    some = {"runs": [row("standard on code/share"), row("euler on code/share"), row("standard on mix")]}
+    assert module.domain_gaps(some, "euler") == {
+        ("code", "alone"): {},
+        ("code", "share"): {0: 0.0},
+        ("code", "mixture"): {},
+    }
+    assert module.contrast(some, "euler") == []
+
+
+@pytest.mark.parametrize("name", ["knob", "scarce"])
+def test_a_study_of_other_texts_is_made(name, text, tmp_path, monkeypatch):
+    "With short texts in the place of the real ones; each study's arms stand beside the base on the same text."
+    made = studies[name](n_seeds=2)
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    files = {c: tmp_path / f"{i}.txt" for i, c in enumerate({r.corpus for r in made.runs})}
+    lines = open(text).read().splitlines()
+    for i, file in enumerate(files.values()):
+        file.write_text("\n".join(lines[i * 7 :]))
+    runs_ = tuple(replace(small(r), corpus=str(files[r.corpus])) for r in made.runs)
+    monkeypatch.setitem(studies, name, lambda: replace(made, runs=runs_))
+    result = study(name, tmp_path / "out")
+    assert len(result["runs"]) == len(made.runs)
+    bases = {line["arm"]: line["base"] for line in comparisons(result)}
+    assert len(bases) == len({r.corpus for r in made.runs})
+    assert all(arm.replace("euler", "standard") == base for arm, base in bases.items())
+
+
+def test_existing_runs_keep_their_names():
+    "A key that changes would make every stored run a stranger."
+    assert module._run("standard", 0).key == module._stored_rows("ablation")[0]["key"]
 
 
 # -- what it says
