@@ -20,7 +20,7 @@ from .compare import format_table, stored_result
 from .experiments import reach
 from .gpt import count_parameters, presets
 from .stats import Difference, deviation, difference, equivalence_p
-from .study import budgets, gaps, studies
+from .study import budgets, gaps, studies, trained
 
 # %% ../nbs/appendix/claims.ipynb #cl-judge
 margin = math.log(24.22 / 22.55) / 4  # nats per token
@@ -85,9 +85,10 @@ class Claim:
 def _result(name: str) -> dict[str, Any] | None:
     "A stored study; None before it was made."
     try:
-        return stored_result(f"study-{name}")
+        result = stored_result(f"study-{name}")
     except FileNotFoundError:
         return None
+    return {**result, "runs": trained(result)}
 
 
 def _hours(result: dict[str, Any], *arms: str) -> float:
@@ -230,6 +231,12 @@ claims: tuple[Claim, ...] = (
         "no difference between 1 and 7",
         partial(gap, "steps", "euler-7", "euler-1", judge_alike),
         "steps",
+    ),
+    Claim(
+        "Symplectic or not is all the same (leapfrog, with the slope of a potential or any force)",
+        "no difference between integrators",
+        partial(gap, "force", "leapfrog, potential", "leapfrog", judge_alike),
+        "force",
     ),
     Claim("Standard attention matches when it trains longer", "2.4 times the tokens", tokens_needed, "tokens"),
     Claim("Coupling adds few parameters", "0.11 %", overhead),

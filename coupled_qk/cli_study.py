@@ -44,7 +44,7 @@ def add_study(
     parser.add_argument(
         "name",
         help="warmup, noise, ablation, controls, steps, tokens, corpora, corpora8, knob, scarce, recall-rates, "
-        "recall, recall-causes or compose",
+        "recall, recall-causes, compose, terms, force, rotary, stability, scale or collapse",
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, one thread each (default: 1)")
     parser.add_argument("--shard", type=_share, default=(1, 1), metavar="I/N", help="only the I-th of N shares")

@@ -6,10 +6,12 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/study.html.md"""
 
 # %% auto #0
 __all__ = ['starts', 'regime', 'how', 'ablation_arms', 'control_arms', 'budgets', 'recall_tasks', 'recall_arms', 'recall_rates',
-           'recall_changes', 'studies', 'Run', 'RecallRun', 'tokens', 'perform', 'work', 'Study', 'collect', 'study',
-           'check', 'noise', 'warmup', 'ablation', 'controls', 'steps', 'token_budgets', 'matched_texts', 'knob',
-           'scarce_text', 'rates_of_recall', 'recall', 'causes_of_plateaus', 'gaps', 'best_control', 'base_of',
-           'comparisons', 'domain_gaps', 'contrast', 'arm_table', 'comparison_table', 'format_study']
+           'recall_changes', 'sizes', 'studies', 'Run', 'RecallRun', 'tokens', 'loss_spikes', 'layer_profile',
+           'perform', 'work', 'Study', 'collect', 'study', 'trained', 'check', 'noise', 'warmup', 'ablation',
+           'controls', 'steps', 'token_budgets', 'matched_texts', 'knob', 'scarce_text', 'rates_of_recall', 'recall',
+           'causes_of_plateaus', 'terms', 'force', 'rotary_order', 'stability', 'collapse', 'scale', 'gaps',
+           'best_control', 'base_of', 'comparisons', 'domain_gaps', 'contrast', 'arm_table', 'comparison_table',
+           'stability_table', 'format_study']
 
 # %% ../nbs/appendix/study.ipynb #099dc656
 import json
@@ -23,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
+from itertools import groupby
 from hashlib import blake2b
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -36,7 +39,9 @@ from .attention import MultiHeadAttention
 from .corpora import matched_arms, relatives
 from .data import BPETokenizer, bytes_per_token, corpus, train_bpe
 from .compare import environment, format_table, term_sizes, write_result
-from .gpt import GPT, GPTConfig, look_up, n_parameters, named_stream
+from .diagnostics import head_measures, rank_profile, trace
+from .gpt import GPT, GPTConfig, count_parameters, look_up, n_parameters, named_stream
+from .parts import all_terms
 from .recall import RecallHistory, RecallTask, best_rates, recall_table, shapes, train_recall
 from .stats import deviation, difference, holm
 from .training import TrainConfig, bits_per_byte, evaluate, fit
@@ -123,25 +128,83 @@ def _precision_here(wanted: str) -> str:
         fast = False
     return wanted if wanted != "bf16" or fast else "float32"
 
+# %% ../nbs/appendix/study.ipynb #way-spikes
+def loss_spikes(
+    losses: Sequence[float],  # of each step
+) -> list[int]:  # the step in which each spike began, from 1
+    "Where the training loss stayed high for three steps or more, by the rule above."
+    x, window = np.asarray(losses, float), 50
+    if len(x) <= window:
+        return []
+    before = np.lib.stride_tricks.sliding_window_view(x, window)[:-1]  # a row for each step that has fifty before it
+    middle = np.median(before, axis=1)
+    spread = 1.4826 * np.median(np.abs(before - middle[:, None]), axis=1)
+    starts, step = [], window + 1
+    for high, steps in groupby(x[window:] > middle + 3 * spread):
+        n = len(list(steps))
+        if high and n >= 3:
+            starts.append(step)
+        step += n
+    return starts
+
+# %% ../nbs/appendix/study.ipynb #way-log
+def _on_the_way(
+    log: Path,  # of a run; missing where the first step failed
+) -> dict[str, Any]:
+    "Spikes of the loss, and norms of the gradient before clipping."
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    norms = [line["norm"] for line in lines]
+    gradient = {"median": round(float(np.median(norms)), 4), "max": round(max(norms), 4)} if norms else None
+    return {"spikes": loss_spikes([line["loss"] for line in lines]), "gradient": gradient}
+
+# %% ../nbs/appendix/study.ipynb #col-code
+def layer_profile(
+    model: GPT,
+    ids: Tensor,  # (B, T), int64
+) -> list[dict[str, float]]:  # a row for each layer
+    "Rank after each layer, and the means over its heads of entropy, singular values, gap, sink and self mass; and the lowest entropy of a head."
+    heard = trace(model, ids)
+    ranks, rows = rank_profile(heard.states), []
+    for layer, (weights, after) in enumerate(zip(heard.weights, heard.after, strict=True), 1):
+        heads = head_measures(weights)
+        means = {name: m[after] for name, m in ranks.items()} | heads
+        rounded = {name: round(m.mean().item(), 4) for name, m in means.items()}
+        lowest = round(heads["entropy"].min().item(), 4)
+        rows.append({"length": ids.shape[1], "layer": layer, **rounded, "lowest_entropy": lowest})
+    return rows
+
+
+def _profiles(model: GPT, valid: Tensor) -> list[dict[str, float]]:
+    T = model.config.context
+    windows = valid[: min(4, len(valid) // T) * T].long().view(-1, T)
+    return [row for length in (T // 4, T) for row in layer_profile(model, windows[:, :length])]
+
 # %% ../nbs/appendix/study.ipynb #c3d29d06
 def perform(
     run: Run,
     folder: str | Path,  # for the checkpoint; a run that was stopped goes on from there
     stop: Callable[[], bool] = lambda: False,  # asked after each step: save, and stop here?
 ) -> dict[str, Any] | None:  # its row; None when it was stopped
-    "Train and measure one run, with one thread, so that its numbers do not depend on the number of cores."
+    "Train and measure one run, with one thread, so that its numbers do not depend on the number of cores. A run that diverges has a row that says so."
     torch.set_num_threads(1)
     if isinstance(run, RecallRun):
         return _recall(run, Path(folder) / run.key, stop)
     train, valid, per_token = tokens(run.corpus, run.model.vocab_size)
     model = GPT(run.model, seed=run.seed)
     look_up(starts, run.start, "start")(model, run.seed)
-    how_here, began = replace(run.train, precision=_precision_here(run.train.precision)), time.perf_counter()
-    history = fit(model, train, valid, how_here, Path(folder) / run.key, bytes_per_token=per_token, stop=stop)
+    how_here, home = replace(run.train, precision=_precision_here(run.train.precision)), Path(folder) / run.key
+    facts = {"key": run.key, **asdict(run), "train": asdict(how_here)}
+    start, began = _profiles(model, valid), time.perf_counter()
+    try:
+        history = fit(model, train, valid, how_here, home, bytes_per_token=per_token, stop=stop)
+    except FloatingPointError as error:
+        end = {"nats": None, "diverged": str(error), "seconds": round(time.perf_counter() - began, 1)}
+        return {**facts, **end, **_on_the_way(home / "log.jsonl"), "environment": environment()}
     if len(history.losses) < run.train.steps:
         return None
     row = _row(replace(run, train=how_here), model, history, time.perf_counter() - began)
-    return {**row, "key": run.key}
+    profile = {"start": start, "end": _profiles(model, valid)}
+    return {**row, **facts, **_on_the_way(home / "log.jsonl"), "profile": profile}
 
 # %% ../nbs/appendix/study.ipynb #held-code
 def _held_outs(run: Run, model: GPT) -> dict[str, Any]:
@@ -248,6 +311,8 @@ def _in_hand(run: Run, out: Path) -> Iterator[None]:
 # %% ../nbs/appendix/study.ipynb #5c6178c7
 def _outcome(row: dict[str, Any]) -> str:
     "A row in a few words."
+    if "diverged" in row:
+        return "diverged"
     recall = "accuracy" in row
     return f"accuracy {row['accuracy']:.3f}, {row['steps']} steps" if recall else f"{row['nats']:.4f} nats per token"
 
@@ -368,6 +433,13 @@ def _check_share(jobs: int, shard: tuple[int, int]) -> tuple[int, int]:
         raise ValueError(f"shard must be i/n with 1 <= i <= n, got {i}/{n}")
     return i, n
 
+# %% ../nbs/appendix/study.ipynb #trained-code
+def trained(
+    result: dict[str, Any],  # of `study`
+) -> list[dict[str, Any]]:
+    "The rows of the runs that came to their end."
+    return [row for row in result["runs"] if "diverged" not in row]
+
 # %% ../nbs/appendix/study.ipynb #b894adaa
 def _same_machine(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(a.get(k) == b.get(k) for k in ("torch", "machine", "cpu", "device"))
@@ -389,7 +461,7 @@ def check(
 ) -> list[dict[str, Any]]:  # a line each: arm, seed, stored, again, allowed, fine
     "Repeat some stored runs. Raises ValueError when fewer are stored."
     wanted = {run.key: run for run in look_up(studies, name, "study")().runs}
-    rows = [row for row in _stored_rows(name) if row["key"] in wanted]
+    rows = [row for row in trained({"runs": _stored_rows(name)}) if row["key"] in wanted]
     if not rows:
         raise ValueError(f"no run of the study {name} ships with this package, so there is none to repeat")
     if not 1 <= n <= len(rows):
@@ -398,7 +470,7 @@ def check(
     for row in random.Random(seed).sample(rows, n):
         with tempfile.TemporaryDirectory() as folder:
             again = perform(wanted[row["key"]], folder)
-        assert again is not None
+        assert again is not None and "diverged" not in again
         noise = None if isinstance(wanted[row["key"]], RecallRun) else _rerun_noise()  # that of recall is not known
         allowed = 0.0 if _same_machine(row["environment"], again["environment"]) else 3 * (noise or np.inf)
         fine = abs(again["nats"] - row["nats"]) <= allowed
@@ -419,10 +491,11 @@ def _run(
     start: str = "drawn",
     batch_seed: int | None = None,
     options: dict[str, Any] | None = None,
+    shape: dict[str, Any] | None = None,
     **train: Any,
 ) -> Run:
     "A run of the regime with one thing changed."
-    model = replace(regime, pre=pre or arm, pre_options=options or {})
+    model = replace(regime, pre=pre or arm, pre_options=options or {}, **(shape or {}))
     return Run(arm, seed, model, replace(how, seed=seed if batch_seed is None else batch_seed, **train), start=start)
 
 # %% ../nbs/appendix/study.ipynb #881b3468
@@ -625,6 +698,84 @@ def compose(n_seeds: int = 5) -> Study:
     paper = "invertible coupling on differential attention is better than differential attention alone"
     return Study("Does coupling add to another way of scoring?", tuple(runs), primary, "standard+softmax", paper)
 
+# %% ../nbs/appendix/study.ipynb #in-terms
+def terms(n_seeds: int = 5) -> Study:
+    "Which score terms matter?"
+    names, arms = all_terms.split(" + "), [("standard", "standard", ""), ("euler", "euler", "")]
+    arms += [(f"no {out}", "euler_terms", " + ".join(t for t in names if t != out)) for out in names]
+    arms += [("only key-key", "drift", ""), ("only query-force", "kick", "")]
+    arms += [("only key-force", "euler_terms", "query-key + key-force")]
+    runs = [
+        _run(arm, s, pre, options={"terms": kept} if kept else {}) for s in range(n_seeds) for arm, pre, kept in arms
+    ]
+    primary = tuple((f"no {out}", "euler") for out in names[1:])
+    return Study("Which of the four score terms matter?", tuple(runs), primary)
+
+# %% ../nbs/appendix/study.ipynb #in-force
+def force(n_seeds: int = 5) -> Study:
+    "Does the form of the force matter?"
+    arms: list[tuple[str, str, dict[str, Any]]]
+    arms = [(name, name, {}) for name in ("standard", "euler", "leapfrog")]
+    arms += [(f"euler, {name}", "euler", {"force": name}) for name in ("per_head", "potential", "linear")]
+    arms += [
+        ("euler, fixed dt", "euler", {"learn_dt": False}),
+        ("leapfrog, potential", "leapfrog", {"force": "potential"}),
+    ]
+    runs = [_run(arm, s, pre, options=options) for s in range(n_seeds) for arm, pre, options in arms]
+    primary = (("leapfrog, potential", "leapfrog"), *((arm, "euler") for arm, pre, _ in arms[3:-1]))
+    return Study("Does the form of the force matter?", tuple(runs), primary, paper="symplectic or not: no difference")
+
+# %% ../nbs/appendix/study.ipynb #in-rotary
+def rotary_order(n_seeds: int = 5) -> Study:
+    "Should positions come before the dynamics?"
+    runs = [_run("standard", s) for s in range(n_seeds)]
+    for s in range(n_seeds):
+        for pre in ("euler", "query_mlp"):
+            runs += [_run(pre, s), _run(f"{pre}, rotary first", s, pre, shape={"rotary_first": True})]
+    primary = tuple((f"{pre}, rotary first", pre) for pre in ("euler", "query_mlp"))
+    return Study("Should positions come before the dynamics, or after?", tuple(runs), primary)
+
+# %% ../nbs/appendix/study.ipynb #in-stab
+def stability(n_seeds: int = 3) -> Study:
+    "How large may the learning rate be?"
+    runs = [
+        _run(f"{pre} x{times}", s, pre, lr=times * how.lr)
+        for s in range(10, 10 + n_seeds)
+        for times in (1, 2, 4, 8)
+        for pre in ("standard", "euler", "leapfrog", "query_mlp")
+    ]
+    primary = tuple((f"euler x{times}", f"standard x{times}") for times in (2, 4, 8))
+    question = "How large may the learning rate be, and how calm is training?"
+    return Study(question, tuple(runs), primary, base="standard x1", paper="coupled training is more stable")
+
+
+def collapse(n_seeds: int = 3) -> Study:
+    "How do rank, spectral gap, entropy and sinks change in training?"
+    runs = tuple(_run(pre, s) for s in range(10, 10 + n_seeds) for pre in ("standard", "euler"))
+    return Study("How do rank, spectral gap, entropy and sinks change in training?", runs, primary=())
+
+# %% ../nbs/appendix/study.ipynb #in-scale
+sizes: dict[str, dict[str, Any]] = {
+    "0.3M": {"d_model": 64, "n_heads": 1, "n_layers": 3, "d_ff": None},
+    "1M": {"d_model": 128, "n_heads": 2, "n_layers": 4, "d_ff": None},
+    "3M": {"d_model": 192, "n_heads": 3, "n_layers": 6, "d_ff": None},
+}
+
+
+def scale(n_seeds: int = 5) -> Study:
+    "Does the gap depend on the size?"
+    tokens_each = how.steps / count_parameters(regime)
+    length = {name: round(tokens_each * count_parameters(replace(regime, **shape))) for name, shape in sizes.items()}
+    runs = tuple(
+        _run(f"{pre} {name}", s, pre, shape=shape, steps=length[name])
+        for s in range(n_seeds)
+        for name, shape in sizes.items()
+        for pre in ("standard", "euler")
+    )
+    primary = tuple((f"euler {name}", f"standard {name}") for name in sizes)
+    paper = "60 and 150 million parameters: 6.6 and 6.7 % less perplexity; 350 million: 1.0 %"
+    return Study("Does the gap depend on the size?", runs, primary, "standard 1M", paper)
+
 # %% ../nbs/appendix/study.ipynb #09db6440
 studies: dict[str, Callable[[], Study]] = {
     "warmup": warmup,
@@ -641,6 +792,12 @@ studies: dict[str, Callable[[], Study]] = {
     "recall": recall,
     "recall-causes": causes_of_plateaus,
     "compose": compose,
+    "terms": terms,
+    "force": force,
+    "rotary": rotary_order,
+    "stability": stability,
+    "scale": scale,
+    "collapse": collapse,
 }
 
 # %% ../nbs/appendix/study.ipynb #4d459cd3
@@ -650,7 +807,7 @@ def gaps(
     base: str,
 ) -> list[float]:  # nats per token, one for each seed that both have
     "How much worse an arm is than another with the same seed."
-    rows = {(r["arm"], r["seed"]): r["nats"] for r in result["runs"]}
+    rows = {(r["arm"], r["seed"]): r["nats"] for r in trained(result)}
     return [rows[arm, s] - rows[base, s] for name, s in rows if name == arm and (base, s) in rows]
 
 # %% ../nbs/appendix/study.ipynb #ca3a6eb8
@@ -658,8 +815,8 @@ def best_control(
     result: dict[str, Any],  # of `study`
 ) -> str | None:  # None: no control is there
     "The control arm with the lowest mean loss."
-    arms = [a for a in dict.fromkeys(r["arm"] for r in result["runs"]) if a in (*control_arms, "near", "fast_qk")]
-    mean = lambda arm: np.mean([r["nats"] for r in result["runs"] if r["arm"] == arm])
+    arms = [a for a in dict.fromkeys(r["arm"] for r in trained(result)) if a in (*control_arms, "near", "fast_qk")]
+    mean = lambda arm: np.mean([r["nats"] for r in trained(result) if r["arm"] == arm])
     return min(arms, key=mean, default=None)
 
 # %% ../nbs/appendix/study.ipynb #base-of
@@ -693,7 +850,7 @@ def domain_gaps(
     variant: str,
 ) -> dict[tuple[str, str], dict[int, float]]:  # (domain; alone, share or mixture) -> seed -> bits per byte
     "How much worse than standard attention a variant is on each domain, by what both were trained on."
-    rows = {(r["arm"], r["seed"]): r["held_out"] for r in result["runs"]}
+    rows = {(r["arm"], r["seed"]): r["held_out"] for r in trained(result)}
     domains = [arm.split(" on ")[1].split("/")[0] for arm, _ in rows if arm.endswith("/share")]
     found = {}
     for d in dict.fromkeys(domains):
@@ -722,8 +879,8 @@ def arm_table(
 ) -> list[list[str]]:  # a header and a row for each arm
     "Means over seeds, and the standard deviation of one run (in nats)."
     table = [["arm", "seeds", "nats/token", "deviation", "perplexity", "bits/byte"]]
-    for arm in dict.fromkeys(r["arm"] for r in result["runs"]):
-        rows = [r for r in result["runs"] if r["arm"] == arm]
+    for arm in dict.fromkeys(r["arm"] for r in trained(result)):
+        rows = [r for r in trained(result) if r["arm"] == arm]
         nats, perplexity, bits = (float(np.mean([r[k] for r in rows])) for k in ("nats", "perplexity", "bits_per_byte"))
         spread = f"{deviation([r['nats'] for r in rows])[0]:.4f}" if len(rows) > 1 else "-"
         table.append([arm, str(len(rows)), f"{nats:.4f}", spread, f"{perplexity:.2f}", f"{bits:.4f}"])
@@ -746,14 +903,32 @@ def comparison_table(
         table.append([line["arm"], line["base"], *numbers, named])
     return table
 
+# %% ../nbs/appendix/study.ipynb #stab-table
+def stability_table(
+    result: dict[str, Any],  # of `study`
+) -> list[list[str]]:  # a header and a row for each arm
+    "Of all runs of an arm: how many diverged, loss spikes, the norm of the gradient before clipping, and the lowest head entropy at the end."
+    table = [["arm", "seeds", "diverged", "spikes", "median norm", "largest norm", "lowest entropy"]]
+    say = lambda xs, choose: f"{choose(xs):.2f}" if xs else "-"
+    for arm in dict.fromkeys(r["arm"] for r in result["runs"]):
+        rows = [r for r in result["runs"] if r["arm"] == arm and "spikes" in r]  # older rows do not say
+        norms = [r["gradient"] for r in rows if r["gradient"]]
+        entropies = [layer["lowest_entropy"] for r in rows if "profile" in r for layer in r["profile"]["end"]]
+        counts = len(rows), sum("diverged" in r for r in rows), sum(len(r["spikes"]) for r in rows)
+        median, largest = (say([n[which] for n in norms], by) for which, by in (("median", np.median), ("max", max)))
+        table.append([arm, *map(str, counts), median, largest, say(entropies, min)])
+    return table
+
 # %% ../nbs/appendix/study.ipynb #7d5c9bed
 def format_study(
     result: dict[str, Any],  # of `study`
 ) -> str:
-    "A study as tables: its arms and its comparisons; one of recall as the table of its cells."
+    "A study as tables: its arms, its comparisons, and for one of stability how calm they were; one of recall as its cells."
     if not result["runs"]:
         return f"{result['question']}\n\nNo run is done.\n"
+    makers = [arm_table, comparison_table, *([stability_table] if result.get("study") == "stability" else [])]
     recalls = "accuracy" in result["runs"][0]
-    found = [recall_table(result["runs"])] if recalls else [arm_table(result), comparison_table(result)]
-    tables = [table for table in found if len(table) > 1]
-    return "\n\n".join([result["question"], *map(format_table, tables)]) + "\n"
+    tables = [recall_table(result["runs"])] if recalls else [table for make in makers if len(table := make(result)) > 1]
+    lost = "; ".join(f"{r['arm']}, seed {r['seed']}" for r in result["runs"] if "diverged" in r)
+    notes = [f"Diverged: {lost}."] if lost else []
+    return "\n\n".join([result["question"], *map(format_table, tables), *notes]) + "\n"

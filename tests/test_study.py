@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -30,7 +31,7 @@ from coupled_qk.study import (
     format_study,
     gaps,
 )
-from coupled_qk.study import perform, studies, study
+from coupled_qk.study import loss_spikes, perform, regime, stability_table, studies, study, trained
 from coupled_qk.training import TrainConfig
 
 MODEL = GPTConfig(vocab_size=300, context=16, n_layers=1, n_heads=1, d_model=16, d_ff=32)
@@ -103,6 +104,19 @@ def test_shared_runs_are_made_once():
     assert len(keys("scarce") & keys("ablation")) == 10  # standard and euler on the whole text, five seeds
     assert len(keys("ablation") & keys("controls")) == 30  # standard, euler and query_mlp, ten seeds
     assert len(keys("noise") & keys("ablation")) == 6
+    assert len(keys("terms") & keys("ablation")) == 10  # standard and euler, five seeds
+    assert len(keys("terms") & keys("controls")) == 20  # and the drift and the kick, which are two of its arms
+    assert len(keys("force") & keys("ablation")) == len(keys("rotary") & keys("ablation")) == 15
+    assert keys("collapse") < keys("stability") and not keys("stability") & keys("ablation")
+
+
+def test_sizes_have_tokens_in_proportion():
+    runs = [run for run in studies["scale"]().runs if run.arm.startswith("standard")]
+    each = {run.arm: (count_parameters(run.model), run.train.steps) for run in runs}
+    assert [round(n / 1e6, 1) for n, _ in each.values()] == [0.3, 1.1, 3.0]
+    for n, steps in each.values():
+        assert steps / 1000 == pytest.approx(n / count_parameters(regime), rel=0.01)
+    assert {run.model.d_model // run.model.n_heads for run in runs} == {64}
 
 
 # -- one run
@@ -139,6 +153,96 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(text, tmp_path):
     run, asked = runs(text)[1], iter([False, True])
     assert perform(run, tmp_path / "a", lambda: next(asked)) is None
     assert perform(run, tmp_path / "a")["nats"] == perform(run, tmp_path / "b")["nats"]
+
+
+# -- how a run got there, and what became of its layers
+
+
+def test_a_run_says_how_calm_it_was_and_what_its_layers_are_like(text, tmp_path):
+    run, asked = runs(text)[1], iter([False, True])
+    whole = perform(run, tmp_path / "a")
+    assert whole["spikes"] == [] and 0 < whole["gradient"]["median"] <= whole["gradient"]["max"]
+    for when in ("start", "end"):
+        assert [(r["length"], r["layer"]) for r in whole["profile"][when]] == [(4, 1), (16, 1)]
+        for row in whole["profile"][when]:
+            assert 0 <= row["lowest_entropy"] <= row["entropy"] and row["stable_rank"] >= 1 and 0 < row["residual"] < 1
+            assert {"s1", "s2", "gap", "sink", "self"} < set(row)
+    assert whole["profile"]["start"] != whole["profile"]["end"]
+    assert perform(run, tmp_path / "b", lambda: next(asked)) is None
+    parts = perform(run, tmp_path / "b")
+    assert all(parts[name] == whole[name] for name in ("spikes", "gradient", "profile"))
+
+
+def test_spikes_last():
+    "One hard batch is none, a slow rise is none, and what stays high is one, however long."
+    calm = np.linspace(7, 4, 400) + 0.1 * np.random.default_rng(1).normal(size=400)
+    one, lasting, shift = calm.copy(), calm.copy(), calm.copy()
+    one[[100, 200, 300]] += 3
+    lasting[150:153] += 3
+    lasting[350:360] += 1
+    shift[250:] += 2
+    assert loss_spikes(calm) == loss_spikes(one) == loss_spikes(np.linspace(4, 4.5, 300)) == []
+    assert loss_spikes(lasting) == [151, 351] and loss_spikes(shift) == [251]
+    assert loss_spikes([]) == loss_spikes([1.0] * 50) == loss_spikes([1.0] * 80) == []
+
+
+@pytest.fixture
+def wild(text, monkeypatch):
+    "A study of stability in which one arm diverges."
+    calm, hot = runs(text), runs(text, lr=1e38)
+    arms = [replace(r, arm=f"{r.arm} x1") for r in calm] + [replace(r, arm=f"{r.arm} x8") for r in hot[:2]]
+    monkeypatch.setitem(
+        studies, "stability", lambda: Study("?", tuple(arms), (("euler x8", "standard x8"),), "standard x1")
+    )
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    return "stability"
+
+
+def test_a_run_that_diverges_is_a_row_and_not_the_end(wild, tmp_path, monkeypatch, capsys):
+    result = study(wild, tmp_path)
+    assert len(result["runs"]) == 6 and len(trained(result)) == 4
+    (first, second) = (r for r in result["runs"] if "diverged" in r)
+    assert first["nats"] is None and "non-finite" in first["diverged"] and first["model"]["pre"] == "standard"
+    assert "diverged" in capsys.readouterr().err
+    assert json.loads((tmp_path / "study-stability.json").read_text())["runs"] == result["runs"]
+    assert not list((tmp_path / wild / "parts").glob("*/"))
+    monkeypatch.setattr(module, "perform", lambda *_: pytest.fail("made again"))
+    assert study(wild, tmp_path)["runs"] == result["runs"]
+
+
+def test_tables_of_a_study_in_which_runs_diverged(wild, tmp_path):
+    result = study(wild, tmp_path)
+    assert gaps(result, "euler x8", "standard x8") == [] and [r[0] for r in arm_table(result)[1:]] == [
+        "standard x1",
+        "euler x1",
+    ]
+    table = {row[0]: dict(zip(stability_table(result)[0], row, strict=True)) for row in stability_table(result)}
+    assert table["standard x1"]["diverged"] == "0" and table["standard x8"]["diverged"] == "1"
+    assert float(table["euler x1"]["median norm"]) > 0 and table["euler x8"]["lowest entropy"] == "-"
+    assert "largest norm" in format_study(result) and "largest norm" not in format_study({**result, "study": "x"})
+    assert "Diverged: standard x8, seed 0; euler x8, seed 0.\n" in format_study(result)
+    assert "Diverged" not in format_study({**result, "runs": trained(result)})
+    older = [{k: v for k, v in row.items() if k not in ("spikes", "gradient", "profile")} for row in trained(result)]
+    assert stability_table({"runs": older})[1] == ["standard x1", "0", "0", "0", "-", "-", "-"]
+
+
+def test_divergence_is_not_among_the_runs_to_repeat(wild, tmp_path, monkeypatch):
+    rows = study(wild, tmp_path)["runs"]
+    monkeypatch.setattr(module, "_stored_rows", lambda name: rows if name == wild else [])
+    assert all(line["fine"] for line in check(wild, 4))
+    with pytest.raises(ValueError, match="from 1 to 4"):
+        check(wild, 5)
+
+
+INSIDE = {run.arm: run for name in ("terms", "force", "rotary") for run in studies[name]().runs}
+
+
+@pytest.mark.parametrize("arm", INSIDE)
+def test_each_arm_of_what_is_inside_can_be_made(arm, text, tmp_path):
+    "A model as small as can be, with the arm's own options."
+    model = replace(INSIDE[arm].model, vocab_size=300, context=16, n_layers=1, n_heads=2, d_model=16, d_ff=32)
+    row = perform(replace(INSIDE[arm], model=model, train=TRAIN, corpus=text), tmp_path)
+    assert json.loads(json.dumps(row, allow_nan=False)) and row["nats"] < 6 and row["parameters"]
 
 
 # -- many runs
