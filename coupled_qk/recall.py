@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
 from .checks import check_factory, check_ids, check_sizes
-from .gpt import GPT, GPTConfig, _make_pre, init_weights, named_stream, scores, stream_seed
+from .gpt import GPT, GPTConfig, make_pre, init_weights, named_stream, scores, stream_seed
 from .runs import RunFolder
 from .training import TrainConfig, learning_rate, make_optimizer, train_step
 
@@ -212,9 +212,7 @@ class Zoology(nn.Module):
         with named_stream(seed, "construction"):
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
             self.place = nn.Embedding(config.context, config.d_model)
-            self.blocks = nn.ModuleList(
-                _ZoologyBlock(config, _make_pre(config, pre), i) for i in range(config.n_layers)
-            )
+            self.blocks = nn.ModuleList(_ZoologyBlock(config, make_pre(config, pre), i) for i in range(config.n_layers))
             self.norm = nn.LayerNorm(config.d_model)
         init_weights(self, seed, config.n_layers)
         for name, p in self.named_parameters():
