@@ -11,13 +11,14 @@ __all__ = ['four_tokens', 'allowed_pairs', 'attend', 'attention_weights', 'split
 # %% ../nbs/00_attention.ipynb #aeba6e4d
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .checks import check_dtype, check_floats, check_heads, check_mask, check_sizes, check_values
+from .checks import check_dtype, check_flag, check_floats, check_heads, check_mask, check_sizes, check_values
 
 # %% ../nbs/00_attention.ipynb #2ed9cfa8
 def four_tokens() -> tuple[Tensor, Tensor, Tensor]:  # q, k and v, each (4, 2), float64
@@ -237,9 +238,19 @@ def _evolve(q: Tensor, k: Tensor, pre: Iterable[nn.Module]) -> tuple[Tensor, Ten
     return q, k
 
 
-def _place(q: Tensor, k: Tensor, start: int, base: float | None) -> tuple[Tensor, Tensor]:
+def _turn(x: Tensor, d: int, start: int, base: float) -> Tensor:
+    "Turn each block of width d by its token's position."
+    if x.shape[-1] == d:
+        return rotary(x, start, base)
+    if x.shape[-1] % d:
+        raise ValueError(f"pre must return blocks of the head width {d}, got width {x.shape[-1]}")
+    blocks = x.unflatten(-1, (-1, d)).transpose(-3, -2)  # (B, H, blocks, T, d)
+    return rotary(blocks, start, base).transpose(-3, -2).flatten(-2)
+
+
+def _place(q: Tensor, k: Tensor, d: int, start: int, base: float | None) -> tuple[Tensor, Tensor]:
     "Turn q and k by their positions, or leave them where there is no base."
-    return (q, k) if base is None else (rotary(q, start, base), rotary(k, start, base))
+    return (q, k) if base is None else (_turn(q, d, start, base), _turn(k, d, start, base))
 
 # %% ../nbs/00_attention.ipynb #4212a41c
 class MultiHeadAttention(nn.Module):
@@ -254,9 +265,11 @@ class MultiHeadAttention(nn.Module):
         score: Softmax | None = None,  # how tokens meet; other ways subclass `Softmax`
         causal: bool = True,  # may a token see only itself and the past?
         base: float | None = 10_000.0,  # of the rotary embedding; None: no positions
+        rotary_first: bool = False,  # turn q and k before the pre-score modules, not after?
     ):
         super().__init__()
-        self.d_model, self.causal, self.base = d_model, causal, base
+        check_flag("rotary_first", rotary_first)
+        self.d_model, self.causal, self.base, self.rotary_first = d_model, causal, base, rotary_first
         self.score = _score_module(score)
         self.heads: Heads = layer_heads(self.score, d_model, n_heads, n_kv_heads, base)
         self.pre = nn.ModuleList(_pre_modules(pre))
@@ -270,7 +283,8 @@ class MultiHeadAttention(nn.Module):
         "Queries, keys and values of each token by itself: projected, evolved by the pre-score modules, turned."
         _check_input(x, self.d_model, self.q_proj.weight)
         q, k = split_heads(self.q_proj(x), self.heads.n_q), split_heads(self.k_proj(x), self.heads.n_k)
-        q, k = _place(*_evolve(q, k, self.pre), start, self.base)
+        turn = partial(_place, d=self.heads.d, start=start, base=self.base)
+        q, k = _evolve(*turn(q, k), self.pre) if self.rotary_first else turn(*_evolve(q, k, self.pre))
         return q, k, split_heads(self.v_proj(x), self.heads.n_v)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, T, D)

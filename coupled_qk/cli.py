@@ -37,7 +37,7 @@ def _add_what(add: Callable[..., Any]) -> None:
         nargs="+",
         default=["standard", "euler", "leapfrog", "query_mlp"],
         metavar="NAME",
-        help="the first is what the others are compared with (default: standard euler leapfrog query_mlp; also leapfrog_dkd, symplectic_euler, rk4, and the controls drift, key_mlp, kick, both_mlp, cross_mlp)",
+        help="the first is what the others are compared with (default: standard euler leapfrog query_mlp; also leapfrog_dkd, symplectic_euler, rk4, affine, euler_terms, and the controls drift, key_mlp, kick, both_mlp, cross_mlp)",
     )
     add(
         "--corpus",

@@ -521,11 +521,9 @@ def _check_unchanged(settings: dict[str, Any], folder: Path) -> None:
 
 def _check_variant(shape: "GPTConfig") -> None:
     "Raise ValueError or TypeError, before anything is read, for options that the variant cannot be made with."
-    from coupled_qk.gpt import variants
+    from coupled_qk.gpt import make_pre
 
-    make = variants[shape.pre]
-    if make is not None:
-        make(shape.heads.d, **shape.pre_options)
+    make_pre(shape)
 
 
 def run_train(options: argparse.Namespace) -> int:

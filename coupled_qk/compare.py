@@ -110,6 +110,8 @@ def _turned_terms(
     "The four terms of a layer's scores, after the rotary embedding, which turns each part of q' and k' by the same angle."
     place = partial(rotary, base=attn.base)
     q, k = split_heads(attn.q_proj(h), attn.heads.n_q), split_heads(attn.k_proj(h), attn.heads.n_k)
+    if attn.rotary_first:
+        return score_terms(place(q), place(k), coupling.force, coupling.dt)
     force = place(coupling.force(q))
     return score_terms(place(q), place(k), lambda _: force, coupling.dt)
 
@@ -576,7 +578,7 @@ def _mean(result: dict[str, Any], name: str, key: str) -> float:
 
 
 def _layers(result: dict[str, Any], name: str, key: str) -> str:
-    rows = [[layer[key] for layer in r["layers"]] for r in result["runs"] if r["variant"] == name]
+    rows = [[layer[key] for layer in r["layers"] if key in layer] for r in result["runs"] if r["variant"] == name]
     return " ".join(f"{x:.3f}" for x in np.mean(rows, axis=0)) if rows[0] else "-"
 
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from coupled_qk.checks import (
     check_dynamics,
     check_evolves,
+    check_flag,
     check_floats,
     check_one_shape,
     check_step,
@@ -123,14 +124,18 @@ class Coupling(nn.Module):
         step: Step = euler,  # the integrator: step(q, k, force, dt, n)
         n: int = 1,  # number of steps
         force: nn.Module | None = None,  # f; None: ForceField(d)
-        dt: float | None = None,  # the learned step size at the start; None: 0.1 / n
+        dt: float | None = None,  # the step size at the start; None: 0.1 / n
         lean: bool = False,  # train with less memory, and a little slower? f must act on each token by itself
+        learn_dt: bool = True,  # or is the step size to stay as it is?
     ):
         super().__init__()
         check_dynamics(d, step, n, force, lean)
+        check_flag("learn_dt", learn_dt)
         self.d, self.step, self.n, self.lean = d, step, n, lean
         self.force = ForceField(d) if force is None else force
-        self.dt = _step_size(0.1 / n if dt is None else dt)
+        size = _step_size(0.1 / n if dt is None else dt)
+        self.dt: Tensor
+        self.register_parameter("dt", size) if learn_dt else self.register_buffer("dt", size.detach())
 
     def extra_repr(self) -> str:
         lean = ", lean" if self.lean else ""

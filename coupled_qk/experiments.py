@@ -16,7 +16,7 @@ import numpy as np
 
 from .compare import compare  # noqa: F401 (handed on)
 from .stats import difference
-from .study import study  # noqa: F401 (handed on)
+from .study import study, trained  # noqa: F401 (study is handed on)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ def curve_gaps(
     base: str,
 ) -> np.ndarray:  # (pairs, points of the curve)
     "How far an arm's training curve is above another's on the same batches, for each seed that both have."
-    curve = {(row["arm"], row["seed"]): np.array(row["training_curve"]) for row in result["runs"]}
+    curve = {(row["arm"], row["seed"]): np.array(row["training_curve"]) for row in trained(result)}
     both = [s for name, s in curve if name == arm and (base, s) in curve]
     return np.array([curve[arm, s] - curve[base, s] for s in both])
 

@@ -6,8 +6,8 @@ Docs: https://coupled-qk.github.io/coupled_qk/gpt.html.md"""
 
 # %% auto #0
 __all__ = ['variants', 'scores', 'presets', 'FeedForward', 'look_up', 'GPTConfig', 'config_to_dict', 'config_from_dict',
-           'KVCache', 'Block', 'stream_seed', 'named_stream', 'init_weights', 'Transformer', 'next_probabilities',
-           'sample', 'GPT', 'save_model', 'load_model', 'n_parameters', 'count_parameters']
+           'KVCache', 'Block', 'stream_seed', 'named_stream', 'init_weights', 'make_pre', 'Transformer',
+           'next_probabilities', 'sample', 'GPT', 'save_model', 'load_model', 'n_parameters', 'count_parameters']
 
 # %% ../nbs/04_gpt.ipynb #2414f971
 import hashlib
@@ -32,6 +32,7 @@ from .attention import Heads, MultiHeadAttention, Softmax, _pre_modules, layer_h
 from coupled_qk.checks import (
     check_device,
     check_factory,
+    check_flag,
     check_ids,
     check_integer,
     check_logits,
@@ -44,6 +45,7 @@ from .controls import Drift, Nudge, controls
 from .coupling import Coupling, QueryMLP, displacement
 from .files import write_whole
 from .integrators import euler, leapfrog, leapfrog_dkd, rk4, symplectic_euler
+from .parts import ScoreTerms, forces
 from .scoring import AffineCoupling, Differential, DifferentialV2, QKNorm
 
 # %% ../nbs/04_gpt.ipynb #12247cce
@@ -76,6 +78,7 @@ variants: dict[str, Callable[..., nn.Module] | None] = {
     "drift": Drift,
     **{name: partial(Nudge, query=moves.get("query"), key=moves.get("key")) for name, moves in controls.items()},
     "affine": AffineCoupling,
+    "euler_terms": ScoreTerms,
 }
 scores: dict[str, type[Softmax]] = {
     "softmax": Softmax,
@@ -103,18 +106,21 @@ class GPTConfig:
     d_ff: int | None = None  # F, the feed-forward width; None: 8D/3, rounded up to a multiple of 8
     n_kv_heads: int | None = None  # heads of keys and values; None: n_heads
     pre: str = "standard"  # what stands before the scores, a name of `variants`
-    pre_options: dict[str, Any] = field(default_factory=dict)  # its options, such as n and dt
+    pre_options: dict[str, Any] = field(default_factory=dict)  # its options, such as n, dt, and a name of `forces`
     score: str = "softmax"  # how tokens meet, a name of `scores`
     qk_norm: bool = False  # bring queries and keys to one length, last before the scores?
+    rotary_first: bool = False  # turn q and k before what `pre` names, not after?
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model")}
         optional = {name: getattr(self, name) for name in ("d_ff", "n_kv_heads") if getattr(self, name) is not None}
         check_sizes(**sizes, **optional)
         check_options(self.pre_options, self.pre, look_up(variants, self.pre, "variant"))
+        if (force := self.pre_options.get("force")) is not None:
+            look_up(forces, force, "force")
         object.__setattr__(self, "pre_options", dict(self.pre_options))  # what is frozen must not be shared
-        if not isinstance(self.qk_norm, bool):
-            raise TypeError(f"qk_norm must be True or False, got {type(self.qk_norm).__name__}")
+        check_flag("qk_norm", self.qk_norm)
+        check_flag("rotary_first", self.rotary_first)
         assert self.heads  # raises for what no layer can have
 
     @property
@@ -184,8 +190,8 @@ class Block(nn.Module):
         super().__init__()
         D, H = config.d_model, config.n_heads
         self.norm1, self.norm2 = nn.RMSNorm(D, eps=1e-6), nn.RMSNorm(D, eps=1e-6)
-        score = scores[config.score].for_layer(layer, D, H)
-        self.attn = MultiHeadAttention(D, H, config.n_kv_heads, pre, score)
+        score, first = scores[config.score].for_layer(layer, D, H), config.rotary_first
+        self.attn = MultiHeadAttention(D, H, config.n_kv_heads, pre, score, rotary_first=first)
         self.ff = FeedForward(D, config.width)
 
     def forward(self, x: Tensor, layer: int = 0, cache: KVCache | None = None) -> Tensor:
@@ -235,16 +241,21 @@ def init_weights(
                 module.reset_parameters()  # type: ignore[operator]
 
 # %% ../nbs/04_gpt.ipynb #947aad66
-def _make_pre(config: GPTConfig, factory: Callable[[int], nn.Module] | None) -> list[nn.Module]:
-    "A layer's pre-score modules."
-    d, named = config.heads.d, variants[config.pre]
+def make_pre(
+    config: GPTConfig,
+    factory: Callable[[int], nn.Module] | None = None,  # your own, called with the head width
+) -> list[nn.Module]:
+    "A layer's pre-score modules. Raises TypeError or ValueError for options that they cannot be made with."
+    d, named, options = config.heads.d, variants[config.pre], dict(config.pre_options)
+    if options.get("force") is not None:
+        options["force"] = forces[options["force"]](d, config.heads.n_k)  # one for each key that is moved
     norm: list[nn.Module] = [QKNorm(d)] if config.qk_norm else []
     if factory is not None:
         made = factory(d)
         if made is None:
             raise TypeError("pre must return a module for the head width, got None")
         return [*_pre_modules(made), *norm]
-    return norm if named is None else [named(d, **config.pre_options), *norm]
+    return norm if named is None else [named(d, **options), *norm]
 
 # %% ../nbs/04_gpt.ipynb #871d0de4
 def _check_reading(ids: Tensor, config: GPTConfig, weight: Tensor, cache: KVCache | None = None) -> None:
@@ -272,7 +283,7 @@ class Transformer(nn.Module):
         self.config = replace(config)  # with options of its own
         with named_stream(seed, "construction"):  # what modules of your own draw, and nothing outside is disturbed
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
-            self.blocks = nn.ModuleList(Block(config, _make_pre(config, pre), i) for i in range(config.n_layers))
+            self.blocks = nn.ModuleList(Block(config, make_pre(config, pre), i) for i in range(config.n_layers))
             self.norm = nn.RMSNorm(config.d_model, eps=1e-6)
         init_weights(self, seed, config.n_layers)
 
@@ -308,7 +319,8 @@ def _measure_displacements(
     rows: list[dict[str, float]] = []
 
     def note(module: nn.Module, before: Any, after: Any) -> None:
-        moved = {name: displacement(a, b) for name, a, b in zip("qk", before, after, strict=True)}
+        pairs = zip("qk", before, after, strict=True)
+        moved = {name: displacement(a, b) for name, a, b in pairs if a.shape == b.shape}  # not where blocks are added
         rows.append({"dt": float(getattr(module, "dt", torch.nan)), **moved})
 
     modules = {pre for block in model.blocks for pre in block.attn.pre if not isinstance(pre, QKNorm)}  # type: ignore[union-attr]

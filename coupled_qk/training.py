@@ -10,6 +10,7 @@ __all__ = ['precisions', 'next_token_loss', 'TrainConfig', 'make_optimizer', 'le
 
 # %% ../nbs/06_training.ipynb #8cbdb345
 import math
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm.auto import tqdm
 
-from .checks import check_integer, check_sizes
+from .checks import check_flag, check_integer, check_sizes
 from .data import batches, windows
 from .gpt import look_up
 from .runs import RunFolder, add_up, fingerprint, load_checkpoint, save_checkpoint, world  # noqa: F401 (handed on)
@@ -80,8 +81,7 @@ def _check_config(config: TrainConfig) -> None:
     if config.batch_size % config.accumulate:
         raise ValueError(f"batch_size must be a multiple of accumulate, {config.accumulate}, got {config.batch_size}")
     look_up(precisions, config.precision, "precision")
-    if not isinstance(config.compile, bool):
-        raise TypeError(f"compile must be True or False, got {config.compile!r}")
+    check_flag("compile", config.compile)
 
 # %% ../nbs/06_training.ipynb #41f73334
 def make_optimizer(
@@ -288,7 +288,8 @@ def _about(model: nn.Module, train: Tensor, valid: Tensor, config: TrainConfig) 
     "What must be the same when a run goes on."
     settings = {k: v for k, v in asdict(config).items() if k not in ("accumulate", "compile")}
     texts = {"training text": fingerprint(train), "held-out text": fingerprint(valid)}
-    return {**settings, "model": repr(model.config), **texts}
+    shape = re.sub(", (qk_norm|rotary_first)=False", "", repr(model.config))  # older checkpoints do not name these
+    return {**settings, "model": shape, **texts}
 
 # %% ../nbs/06_training.ipynb #67b3c5d1
 def _check_run(model: nn.Module, texts: tuple[Tensor, Tensor], config: TrainConfig) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from coupled_qk import corpora
 from coupled_qk.corpora import Wheel, cache_folder, hub_documents, hub_sets, hub_tokens, mixture, wheels
+from coupled_qk.knob import floor_bits
 from coupled_qk.data import (
     BPETokenizer,
     ByteTokenizer,
@@ -1184,6 +1185,110 @@ def test_mixtures_of_no_size_or_seed(domains, name, value):
 def test_too_little_text_for_a_mixture(domains):
     with pytest.raises(ValueError, match=r"n_bytes must leave each domain no larger share than it has, got .* of "):
         mixture(domains, 10**9)
+
+
+def test_a_sample_has_its_size_and_holds_out_documents(domains):
+    train, valid = corpora.sample(domains, 15_000, seed=3)
+    size = lambda side: sum(len(p.encode()) for p in side)
+    assert 13_500 - 9 <= size(train) <= 13_500 and 1_500 - 9 <= size(valid) <= 1_500
+    whole = {n: corpora.fetched(n) for n in domains}
+    assert all(any(p in d for c in whole.values() for d in c.train) for p in train)
+    assert all(any(p in d for c in whole.values() for d in c.valid) for p in valid)
+    assert corpora.sample(domains, 15_000, seed=3) == (train, valid)
+    with pytest.raises(ValueError, match="names must be different ones"):
+        corpora.sample(["bible"], 15_000)
+
+
+# ---- texts whose names say how they are made
+
+
+@pytest.fixture
+def design(domains, monkeypatch):
+    "A matched design of three small domains."
+    monkeypatch.setitem(corpora.matched_domains, 4, tuple(domains))
+    monkeypatch.setattr(corpora, "matched_arms", corpora._arms(4, 24_000))
+    return domains
+
+
+def test_the_matched_design(design):
+    arms = corpora.matched(4)
+    alone = [f"matched/4/{d}" for d in design]
+    assert list(arms) == list(corpora._arms(4)) == [*alone, *(f"{a}/share" for a in alone), "matched/4/mix"]
+    assert all(c.name == name for name, c in arms.items())
+    size = lambda name: sum(len(p.encode()) for p in arms[name].train)
+    assert all(24_000 - 3 <= size(a) <= 24_000 and 6_000 - 3 <= size(f"{a}/share") <= 6_000 for a in alone)
+    assert 24_000 - 9 <= size("matched/4/mix") <= 24_000 and max(map(len, arms["matched/4/mix"].train)) <= 4000
+    for a in alone:  # the same held-out text for all, and documents on one side only
+        assert arms[a].valid == arms[f"{a}/share"].valid
+        assert set(arms[a].valid) <= set(arms["matched/4/mix"].valid)
+        assert not set(arms["matched/4/mix"].train) & set(arms[a].valid)
+
+
+def test_a_share_is_a_part_of_the_whole_and_of_the_mixture(design):
+    "But for its last piece, which is cut."
+    arms = corpora.matched(4)
+    for d in design:
+        share = arms[f"matched/4/{d}/share"].train
+        assert len(set(share) - set(arms[f"matched/4/{d}"].train)) <= 1
+        taken = set(corpora.mixture([d], 8_000).train)  # three domains, so a third
+        assert taken <= set(arms["matched/4/mix"].train)
+
+
+@pytest.mark.parametrize("k", [3, 0, None])
+def test_designs_that_are_not_there(k):
+    with pytest.raises(ValueError, match=r"k must be one of 4, 8, got"):
+        corpora.matched(k)
+
+
+@pytest.mark.parametrize("name", ["matched/4/kjv", "matched/5/mix", "matched/8/wikitext2/part", "matched/"])
+def test_arms_that_are_not_there(name):
+    with pytest.raises(ValueError, match="corpus must be one of matched/4/wikitext2, .*, matched/8/mix, got"):
+        corpus(name)
+
+
+def test_scarce_texts_are_parts_of_each_other(domains):
+    whole, *parts = (corpora.fetched("kjv"), *(corpus(f"kjv/{n}") for n in (1, 2, 8)))
+    size = lambda c: sum(len(d.encode()) for d in c.train)
+    assert sorted(parts[0].train) == sorted(whole.train)
+    assert [size(c) for c in parts] == [size(whole) // n for n in (1, 2, 8)]
+    for more, less in itertools.pairwise(parts):
+        *same, cut = less.train
+        assert more.train[: len(same)] == same and more.train[len(same)].startswith(cut)
+    assert all(c.valid == whole.valid for c in parts) and parts[2].name == "kjv/8"
+    for n, words in (
+        (10**9, "n must leave some of the .* bytes of kjv"),
+        (0, "n must be a whole number of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            corpus(f"kjv/{n}")
+
+
+def test_the_made_text_as_a_corpus(monkeypatch):
+    monkeypatch.setattr(corpora, "_held_out", 3_000)
+    c = corpus("knob/2/0.5")
+    assert 2_000_000 <= len(c.train[0]) < 2_000_040 and 3_000 <= len(c.valid[0]) < 3_040
+    assert f"no model can pay less than {floor_bits(2, 0.5):.4f} bits per byte" in c.source and c.name == "knob/2/0.5"
+    assert c.valid[0][:200] not in c.train[0]
+    with pytest.raises(ValueError, match="k must be from 2 to 8 and r above 0"):
+        corpus("knob/9/0.5")
+
+
+def test_a_folder_of_such_a_name_is_reached_by_a_path(tmp_path, monkeypatch):
+    (tmp_path / "code" / "4").mkdir(parents=True)
+    for n in "ab":
+        (tmp_path / "code" / "4" / n).write_text(f"text {n}")
+    monkeypatch.chdir(tmp_path)
+    assert corpus("./code/4").name == corpus(Path("code/4")).name == "4"
+
+
+def test_who_shares_a_tokenizer_with_whom(tmp_path):
+    four = tuple(f"matched/4/{d}" for d in corpora.matched_domains[4])
+    assert corpora.relatives("matched/4/mix") == corpora.relatives("matched/4/code/share") == four
+    assert len(corpora.relatives("matched/8/kjv")) == 8
+    assert corpora.relatives("knob/2/0.02") == corpora.relatives("knob/8/0.5") == ("knob/8/0.5",)
+    assert corpora.relatives("wikitext2/16") == corpora.relatives("wikitext2") == ("wikitext2",)
+    for own in ("mix", "stdlib", str(tmp_path), "code/x", "text/4"):
+        assert corpora.relatives(own) == (own,)
 
 
 # ---- sets of the hub, from local folders of the same form

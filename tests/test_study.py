@@ -8,15 +8,30 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT
 
+from coupled_qk import corpora
 from coupled_qk import study as module
 from coupled_qk.cli import main
+from coupled_qk.data import split
 from coupled_qk.gpt import GPTConfig, count_parameters
-from coupled_qk.study import Run, Study, arm_table, check, collect, comparison_table, comparisons, format_study, gaps
-from coupled_qk.study import perform, studies, study
+from coupled_qk.recall import RecallTask
+from coupled_qk.study import (
+    RecallRun,
+    Run,
+    Study,
+    arm_table,
+    check,
+    collect,
+    comparison_table,
+    comparisons,
+    format_study,
+    gaps,
+)
+from coupled_qk.study import loss_spikes, perform, regime, stability_table, studies, study, trained
 from coupled_qk.training import TrainConfig
 
 MODEL = GPTConfig(vocab_size=300, context=16, n_layers=1, n_heads=1, d_model=16, d_ff=32)
@@ -72,7 +87,7 @@ def test_studies_are_paired_and_without_doubles(name):
     made = studies[name]()
     assert len({r.key for r in made.runs}) == len(made.runs)
     seeds = {arm: {r.seed for r in made.runs if r.arm == arm} for arm in {r.arm for r in made.runs}}
-    assert made.base in seeds and all(s <= seeds[made.base] for s in seeds.values())
+    assert all(s <= seeds[module.base_of(arm, made.base)] for arm, s in seeds.items())
     assert all(a in seeds and (b in seeds or b == "best control") for a, b in made.primary)
 
 
@@ -86,8 +101,22 @@ def test_ways_of_scoring_are_compared_at_one_size():
 
 def test_shared_runs_are_made_once():
     keys = lambda name: {r.key for r in studies[name]().runs}
+    assert len(keys("scarce") & keys("ablation")) == 10  # standard and euler on the whole text, five seeds
     assert len(keys("ablation") & keys("controls")) == 30  # standard, euler and query_mlp, ten seeds
     assert len(keys("noise") & keys("ablation")) == 6
+    assert len(keys("terms") & keys("ablation")) == 10  # standard and euler, five seeds
+    assert len(keys("terms") & keys("controls")) == 20  # and the drift and the kick, which are two of its arms
+    assert len(keys("force") & keys("ablation")) == len(keys("rotary") & keys("ablation")) == 15
+    assert keys("collapse") < keys("stability") and not keys("stability") & keys("ablation")
+
+
+def test_sizes_have_tokens_in_proportion():
+    runs = [run for run in studies["scale"]().runs if run.arm.startswith("standard")]
+    each = {run.arm: (count_parameters(run.model), run.train.steps) for run in runs}
+    assert [round(n / 1e6, 1) for n, _ in each.values()] == [0.3, 1.1, 3.0]
+    for n, steps in each.values():
+        assert steps / 1000 == pytest.approx(n / count_parameters(regime), rel=0.01)
+    assert {run.model.d_model // run.model.n_heads for run in runs} == {64}
 
 
 # -- one run
@@ -124,6 +153,96 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(text, tmp_path):
     run, asked = runs(text)[1], iter([False, True])
     assert perform(run, tmp_path / "a", lambda: next(asked)) is None
     assert perform(run, tmp_path / "a")["nats"] == perform(run, tmp_path / "b")["nats"]
+
+
+# -- how a run got there, and what became of its layers
+
+
+def test_a_run_says_how_calm_it_was_and_what_its_layers_are_like(text, tmp_path):
+    run, asked = runs(text)[1], iter([False, True])
+    whole = perform(run, tmp_path / "a")
+    assert whole["spikes"] == [] and 0 < whole["gradient"]["median"] <= whole["gradient"]["max"]
+    for when in ("start", "end"):
+        assert [(r["length"], r["layer"]) for r in whole["profile"][when]] == [(4, 1), (16, 1)]
+        for row in whole["profile"][when]:
+            assert 0 <= row["lowest_entropy"] <= row["entropy"] and row["stable_rank"] >= 1 and 0 < row["residual"] < 1
+            assert {"s1", "s2", "gap", "sink", "self"} < set(row)
+    assert whole["profile"]["start"] != whole["profile"]["end"]
+    assert perform(run, tmp_path / "b", lambda: next(asked)) is None
+    parts = perform(run, tmp_path / "b")
+    assert all(parts[name] == whole[name] for name in ("spikes", "gradient", "profile"))
+
+
+def test_spikes_last():
+    "One hard batch is none, a slow rise is none, and what stays high is one, however long."
+    calm = np.linspace(7, 4, 400) + 0.1 * np.random.default_rng(1).normal(size=400)
+    one, lasting, shift = calm.copy(), calm.copy(), calm.copy()
+    one[[100, 200, 300]] += 3
+    lasting[150:153] += 3
+    lasting[350:360] += 1
+    shift[250:] += 2
+    assert loss_spikes(calm) == loss_spikes(one) == loss_spikes(np.linspace(4, 4.5, 300)) == []
+    assert loss_spikes(lasting) == [151, 351] and loss_spikes(shift) == [251]
+    assert loss_spikes([]) == loss_spikes([1.0] * 50) == loss_spikes([1.0] * 80) == []
+
+
+@pytest.fixture
+def wild(text, monkeypatch):
+    "A study of stability in which one arm diverges."
+    calm, hot = runs(text), runs(text, lr=1e38)
+    arms = [replace(r, arm=f"{r.arm} x1") for r in calm] + [replace(r, arm=f"{r.arm} x8") for r in hot[:2]]
+    monkeypatch.setitem(
+        studies, "stability", lambda: Study("?", tuple(arms), (("euler x8", "standard x8"),), "standard x1")
+    )
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    return "stability"
+
+
+def test_a_run_that_diverges_is_a_row_and_not_the_end(wild, tmp_path, monkeypatch, capsys):
+    result = study(wild, tmp_path)
+    assert len(result["runs"]) == 6 and len(trained(result)) == 4
+    (first, second) = (r for r in result["runs"] if "diverged" in r)
+    assert first["nats"] is None and "non-finite" in first["diverged"] and first["model"]["pre"] == "standard"
+    assert "diverged" in capsys.readouterr().err
+    assert json.loads((tmp_path / "study-stability.json").read_text())["runs"] == result["runs"]
+    assert not list((tmp_path / wild / "parts").glob("*/"))
+    monkeypatch.setattr(module, "perform", lambda *_: pytest.fail("made again"))
+    assert study(wild, tmp_path)["runs"] == result["runs"]
+
+
+def test_tables_of_a_study_in_which_runs_diverged(wild, tmp_path):
+    result = study(wild, tmp_path)
+    assert gaps(result, "euler x8", "standard x8") == [] and [r[0] for r in arm_table(result)[1:]] == [
+        "standard x1",
+        "euler x1",
+    ]
+    table = {row[0]: dict(zip(stability_table(result)[0], row, strict=True)) for row in stability_table(result)}
+    assert table["standard x1"]["diverged"] == "0" and table["standard x8"]["diverged"] == "1"
+    assert float(table["euler x1"]["median norm"]) > 0 and table["euler x8"]["lowest entropy"] == "-"
+    assert "largest norm" in format_study(result) and "largest norm" not in format_study({**result, "study": "x"})
+    assert "Diverged: standard x8, seed 0; euler x8, seed 0.\n" in format_study(result)
+    assert "Diverged" not in format_study({**result, "runs": trained(result)})
+    older = [{k: v for k, v in row.items() if k not in ("spikes", "gradient", "profile")} for row in trained(result)]
+    assert stability_table({"runs": older})[1] == ["standard x1", "0", "0", "0", "-", "-", "-"]
+
+
+def test_divergence_is_not_among_the_runs_to_repeat(wild, tmp_path, monkeypatch):
+    rows = study(wild, tmp_path)["runs"]
+    monkeypatch.setattr(module, "_stored_rows", lambda name: rows if name == wild else [])
+    assert all(line["fine"] for line in check(wild, 4))
+    with pytest.raises(ValueError, match="from 1 to 4"):
+        check(wild, 5)
+
+
+INSIDE = {run.arm: run for name in ("terms", "force", "rotary") for run in studies[name]().runs}
+
+
+@pytest.mark.parametrize("arm", INSIDE)
+def test_each_arm_of_what_is_inside_can_be_made(arm, text, tmp_path):
+    "A model as small as can be, with the arm's own options."
+    model = replace(INSIDE[arm].model, vocab_size=300, context=16, n_layers=1, n_heads=2, d_model=16, d_ff=32)
+    row = perform(replace(INSIDE[arm], model=model, train=TRAIN, corpus=text), tmp_path)
+    assert json.loads(json.dumps(row, allow_nan=False)) and row["nats"] < 6 and row["parameters"]
 
 
 # -- many runs
@@ -209,6 +328,200 @@ def test_a_shared_run_in_the_hands_of_another_study_is_left_alone(tiny, text, tm
     with FileLock(tmp_path / tiny / "parts" / f"{runs(text)[0].key}.lock"):
         assert [r["arm"] for r in study("part", tmp_path)["runs"]] == ["euler"]
     assert [r["arm"] for r in study("part", tmp_path)["runs"]] == ["standard", "euler"]
+
+
+# -- texts that belong together
+
+
+@pytest.fixture
+def domains(monkeypatch):
+    "A matched design of two small domains, under the names of the real one; a share is still a fourth."
+
+    def make(name):
+        noun = {"recipes": "bread", "code": "list"}[name]
+        texts = [f"{noun} {i} has {i % 7} {noun}s and {i * i} in all\n" * 3 for i in range(400)]
+        return corpora.Corpus(name, *split(texts), "made here", "CC0")
+
+    monkeypatch.setattr(corpora, "fetched", make)
+    monkeypatch.setattr(corpora, "_held_out", 2_000)
+    names = ("recipes", "code")
+    monkeypatch.setitem(corpora.matched_domains, 4, names)
+    monkeypatch.setattr(corpora, "matched_arms", arms := corpora._arms(4, 20_000))
+    monkeypatch.setattr(module, "matched_arms", arms)
+    for cached in (module.tokens, module._tokenizer):
+        cached.cache_clear()
+    yield names
+    for cached in (module.tokens, module._tokenizer):
+        cached.cache_clear()
+
+
+def small(run):
+    return replace(run, model=replace(MODEL, pre=run.model.pre), train=replace(TRAIN, seed=run.seed))
+
+
+def test_the_arms_of_a_design_share_tokens_and_held_out_text(domains):
+    arms = {name: module.tokens(name, 300) for name in corpora.matched_arms}
+    assert list(arms) == ["matched/4/recipes", "matched/4/code"] + [f"matched/4/{d}/share" for d in domains] + [
+        "matched/4/mix"
+    ]
+    for d in domains:
+        assert torch.equal(arms[f"matched/4/{d}"][1], arms[f"matched/4/{d}/share"][1])
+        assert len(arms[f"matched/4/{d}"][0]) > 1.8 * len(arms[f"matched/4/{d}/share"][0])
+    assert torch.equal(arms["matched/4/mix"][1], torch.cat([arms[f"matched/4/{d}"][1] for d in domains]))
+    assert module._tokenizer.cache_info().currsize == 1  # one for all
+
+
+def test_a_study_of_the_matched_design_is_made_and_read(domains, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    made = module.matched_texts(n_seeds=1)
+    runs_ = tuple(small(r) for r in made.runs if r.model.pre != "query_mlp")
+    monkeypatch.setitem(studies, "corpora", lambda: replace(made, runs=runs_))
+    result = study("corpora", tmp_path)
+    assert [r["arm"] for r in result["runs"]][:3] == ["standard on recipes", "euler on recipes", "standard on code"]
+    assert len(result["runs"]) == 2 * 5
+    for row in result["runs"]:
+        assert set(row["held_out"]) == set(domains) and row["epochs"] > 0 and row["best"][1] <= row["nats"]
+    epochs = {r["arm"]: r["epochs"] for r in result["runs"]}
+    assert epochs["euler on code/share"] == pytest.approx(4 * epochs["euler on code"], rel=0.1)
+    alone = next(r for r in result["runs"] if r["arm"] == "euler on code")
+    assert alone["held_out"]["code"]["nats"] == pytest.approx(alone["nats"], rel=1e-6)
+    gaps_ = module.domain_gaps(result, "euler")
+    assert set(gaps_) == {(d, kind) for d in domains for kind in ("alone", "share", "mixture")}
+    assert all(list(by_seed) == [0] for by_seed in gaps_.values())
+    mean = lambda kind: sum(gaps_[d, kind][0] for d in domains) / 2
+    assert module.contrast(result, "euler") == [pytest.approx(mean("alone") - mean("mixture"))]
+    assert module.contrast(result, "euler", ("share", "mixture")) == [pytest.approx(mean("share") - mean("mixture"))]
+    assert format_study(result).count("euler on mix") == 1  # one seed has no interval
+
+
+def test_a_text_that_stands_alone_has_no_others_to_be_tested_on(text, tmp_path):
+    row = perform(runs(text)[0], tmp_path)
+    assert "held_out" not in row and row["best"][1] == pytest.approx(min(x for _, x in row["evaluations"]), abs=1e-6)
+    assert row["epochs"] == pytest.approx(6 * 2 * 16 / len(module.tokens(text, 300)[0]), abs=0.0006)
+
+
+def test_half_a_matched_study_can_be_read():
+    row = lambda arm: {"arm": arm, "seed": 0, "held_out": {"code": {"bits_per_byte": 1.0}}}
+    assert module.domain_gaps({"runs": []}, "euler") == {} and module.contrast({"runs": []}, "euler") == []
+    some = {"runs": [row("standard on code/share"), row("euler on code/share"), row("standard on mix")]}
+    assert module.domain_gaps(some, "euler") == {
+        ("code", "alone"): {},
+        ("code", "share"): {0: 0.0},
+        ("code", "mixture"): {},
+    }
+    assert module.contrast(some, "euler") == []
+
+
+@pytest.mark.parametrize("name", ["knob", "scarce"])
+def test_a_study_of_other_texts_is_made(name, text, tmp_path, monkeypatch):
+    "With short texts in the place of the real ones; each study's arms stand beside the base on the same text."
+    made = studies[name](n_seeds=2)
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    files = {c: tmp_path / f"{i}.txt" for i, c in enumerate({r.corpus for r in made.runs})}
+    lines = open(text).read().splitlines()
+    for i, file in enumerate(files.values()):
+        file.write_text("\n".join(lines[i * 7 :]))
+    runs_ = tuple(replace(small(r), corpus=str(files[r.corpus])) for r in made.runs)
+    monkeypatch.setitem(studies, name, lambda: replace(made, runs=runs_))
+    result = study(name, tmp_path / "out")
+    assert len(result["runs"]) == len(made.runs)
+    bases = {line["arm"]: line["base"] for line in comparisons(result)}
+    assert len(bases) == len({r.corpus for r in made.runs})
+    assert all(arm.replace("euler", "standard") == base for arm, base in bases.items())
+
+
+def test_existing_runs_keep_their_names():
+    "A key that changes would make every stored run a stranger."
+    assert module._run("standard", 0).key == module._stored_rows("ablation")[0]["key"]
+
+
+# -- runs of another kind
+
+TASK = RecallTask(12, 2, 16)
+RECALL = GPTConfig(vocab_size=16, context=12, n_layers=2, n_heads=1, d_model=16, d_ff=32)
+
+
+def recall_runs(arms=("standard", "euler"), shape="gpt", **task):
+    how, task = TrainConfig(steps=6, batch_size=8, lr=1e-3, eval_every=2), replace(TASK, **task)
+    return tuple(
+        RecallRun(f"12/2 {shape}, {a}, 0.001", 0, replace(RECALL, pre=a), how, task=task, shape=shape) for a in arms
+    )
+
+
+def test_a_run_of_recall_has_a_key_of_its_own_and_others_keep_theirs(text):
+    run = recall_runs()[0]
+    others = [replace(run, shape="zoology"), replace(run, task=replace(TASK, rows=9)), replace(run, seed=1)]
+    assert len({r.key for r in (run, *others)}) == 4
+    assert {"task", "shape"} <= module._chosen(run).keys() and not {"task", "shape"} & module._chosen(
+        runs(text)[0]
+    ).keys()
+    assert module._chosen(run)["task"] == {
+        "seq_len": 12,
+        "n_pairs": 2,
+        "vocab": 16,
+    }  # what is at its default is not heeded
+
+
+@pytest.mark.parametrize("shape", ["gpt", "zoology"])
+def test_a_run_of_recall_repeats_to_the_bit_and_goes_on(shape, tmp_path):
+    run, asked = recall_runs(shape=shape)[1], iter([False, True])
+    assert perform(run, tmp_path / "a", lambda: next(asked)) is None
+    first, second = (perform(run, tmp_path / name) for name in "ab")
+    timed = {"seconds"}
+    assert {k: v for k, v in first.items() if k not in timed} == {k: v for k, v in second.items() if k not in timed}
+    assert first["key"] == run.key and first["shape"] == shape and len(first["dt"]) == 2 and first["steps"] == 6
+    assert [e[0] for e in first["evaluations"]] == [2, 4, 6] and first["steps_to_99"] is None
+    json.dumps(first, allow_nan=False)
+
+
+def test_a_study_of_recall_is_made_shown_and_checked(tmp_path, monkeypatch, capsys):
+    made = Study("Does it recall?", recall_runs(), ())
+    monkeypatch.setitem(studies, "lookup", lambda: made)
+    monkeypatch.setattr(module, "_stored_rows", lambda name: [])
+    assert main(["study", "lookup", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "12/2 gpt" in said.out and "euler" in said.out and "accuracy 0." in said.err and "6 steps" in said.err
+    rows = collect("lookup", tmp_path / "lookup")["runs"]
+    monkeypatch.setattr(module, "_stored_rows", lambda name: rows if name == "lookup" else [])
+    assert all(line["fine"] and line["allowed"] == 0 for line in check("lookup", 2))
+    for row in rows:
+        row["environment"]["torch"] = "another"
+    assert main(["study", "lookup", "--check", "1"]) == 0
+    assert "nobody has measured" in capsys.readouterr().out
+
+
+def rates_of_recall(best):
+    "Stored rows in which the rate of this place reached 99 % first."
+    wanted = studies["recall-rates"]().runs
+    lrs = sorted({r.train.lr for r in wanted})
+    return [
+        {
+            "key": r.key,
+            "arm": r.arm,
+            "seed": r.seed,
+            "train": {"lr": r.train.lr},
+            "accuracy": 0.995 if r.train.lr == lrs[best] else 0.3,
+            "steps_to_99": 500 if r.train.lr == lrs[best] else None,
+        }
+        for r in wanted
+    ]
+
+
+def test_the_study_of_recall_takes_the_best_rates_when_all_are_there(monkeypatch):
+    "Every variant has tried the same rates with one seed; that run counts as the first of three."
+    rates = studies["recall-rates"]().runs
+    cells = {(r.shape, r.task, r.model.pre) for r in rates}
+    tried = {c: {r.train.lr for r in rates if (r.shape, r.task, r.model.pre) == c} for c in cells}
+    assert len(rates) == 4 * len(cells) and len({frozenset(t) for t in tried.values()}) == 1
+    stored = rates_of_recall(2)
+    monkeypatch.setattr(module, "_stored_rows", lambda name: stored if name == "recall-rates" else [])
+    made = studies["recall"]().runs
+    assert len(made) == 3 * len(cells) and {r.train.lr for r in made} == {3e-3}
+    assert {r.key for r in made if r.seed == 0} <= {r.key for r in rates}
+    assert all({r.seed for r in made if r.arm == arm} == {0, 1, 2} for arm in {r.arm for r in made})
+    assert {r.key for r in studies["recall-causes"]().runs if "gpt," in r.arm} <= {r.key for r in rates}
+    stored.pop()  # one is missing: then no rate is chosen
+    assert len(studies["recall"]().runs) == 3 * len(rates)
 
 
 # -- what it says
