@@ -384,10 +384,10 @@ class Study:
 # %% ../nbs/appendix/study.ipynb #9300d3d0
 def collect(
     name: str,  # of `studies`
-    out: str | Path,  # the study's folder
+    out: str | Path | None = None,  # the study's folder; None: only what ships with the package counts
 ) -> dict[str, Any]:  # the study with all rows that are known
     "The study as one result: what ships with the package, and what was made in `out` or for a study beside it."
-    study, known = look_up(studies, name, "study")(), _known(Path(out))
+    study, known = look_up(studies, name, "study")(), _packaged() if out is None else _known(Path(out))
     rows = [{**known[run.key], "arm": run.arm} for run in study.runs if run.key in known]
     facts = {k: getattr(study, k) for k in ("question", "primary", "base", "paper")}
     return {"kind": "study", "study": name, **facts, "wanted": len(study.runs), "runs": rows}
