@@ -375,7 +375,7 @@ def train_first(
     asked, seconds = how.steps, end - time.perf_counter()
     if (least := sum(map(sum, prices))) > seconds:
         raise ValueError(
-            f"one step of each run and its evaluation take about {least:.0f} seconds here, and {seconds:.0f} are left"
+            f"one step of each run and its evaluation take about {least:.0f} seconds here, and {max(0, seconds):.0f} are left"
         )
     how = steps_within(0.8 * seconds, prices, how)  # a fifth is kept back: machines are busy at times
     _tell(how, asked, seconds, say)

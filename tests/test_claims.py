@@ -9,7 +9,6 @@ from conftest import ROOT
 
 from coupled_qk import claims as module
 from coupled_qk.claims import (
-    alike,
     claims,
     counted,
     gap,
@@ -24,7 +23,9 @@ from coupled_qk.claims import (
 from coupled_qk.claims import spread, tokens_needed, unclear, unseen
 from coupled_qk.study import budgets, studies
 
-VERDICTS = {holds, counted, opposite, alike, unclear, unseen, "not measured yet", "needs a GPU"}
+MARGINS = (margin, module.quarter(23.81, 22.55), module.quarter(24.22, 23.81))
+alike = module.alike()
+VERDICTS = {holds, counted, opposite, *map(module.alike, MARGINS), unclear, unseen, "not measured yet", "needs a GPU"}
 
 
 def page():
@@ -78,6 +79,7 @@ def stored(monkeypatch):
     "shift, verdict",
     [
         ((-0.03, -0.04, -0.05), holds),
+        ((-0.003, -0.004, -0.0035), "on the paper's side, by less than 0.018"),
         ((0.03, 0.04, 0.05), opposite),
         ((-0.001, 0.001, 0.0), alike),
         ((-0.1, 0.05, -0.1), unclear),
@@ -147,6 +149,28 @@ def test_unfinished_studies_say_so(stored):
     assert module._so_far(found) == " so far (5 of 10 pairs)"
     stored(rows)
     assert module._so_far(gap("ablation", "euler", "standard")) == ""
+
+
+def test_seeds_outside_the_lengths_are_not_left_out(stored):
+    "Three of five need more than 2.4 times: the mean of the other two would say 1.2."
+    line = lambda b, s: 4.0 - 0.5 * math.log(b) + s * 0.01
+    rows = [row(f"standard x{b:g}", s, line(b, s)) for b in budgets for s in range(5)]
+    stored(rows + [row("euler x1", s, line(1, s) - (0.1 if s < 2 else 0.6)) for s in range(5)])
+    found = tokens_needed()
+    assert found.verdict == unseen and found.ours.startswith("3 of 5 seeds") and found.pairs == 5
+
+
+def test_what_speaks_for_a_claim():
+    smaller, same = claims[0], next(c for c in claims if c.of_no_difference)
+    says = lambda claim, verdict: module._for_it(claim, module.Finding("", verdict))
+    assert [says(smaller, v) for v in (holds, opposite, alike, unclear, "needs a GPU")] == [
+        "yes",
+        "no",
+        "no",
+        "open",
+        "open",
+    ]
+    assert [says(same, v) for v in (alike, opposite, unseen)] == ["yes", "no", "open"]
 
 
 @pytest.mark.parametrize("gain, times, verdict", [(0.1, math.exp(0.2), holds), (-0.1, math.exp(-0.2), opposite)])
