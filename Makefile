@@ -12,7 +12,7 @@ NB ?= nbs
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | expand -t 10
 
-demo: .venv/runtime ## train a standard and coupled GPTs side by side (150 seconds), into demo/
+demo: .venv/runtime ## train a standard GPT, two coupled ones and an uncoupled control side by side (150 seconds), into demo/
 	@$(BIN)/coupled-qk compare --max-seconds 150 --out demo
 
 test: .venv/dev ## build the site, then run every notebook and test
@@ -43,7 +43,7 @@ readme: .venv/dev ## write README.md from nbs/index.ipynb
 	@$(BIN)/python -W ignore tools/build_readme.py
 
 clean: ## remove what the targets made, but not .venv
-	rm -rf _docs _proc demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf nbs/nbdev.yml _docs _proc demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find coupled_qk nbs tests tools -name __pycache__ -prune -exec rm -rf {} +
 
 # Set-up: done again when one of the files changes that it depends on. torch comes first, so that its version is ours.

@@ -79,7 +79,7 @@ def visible(text: str) -> str:
 def _report(result: dict[str, Any]) -> None:
     "Print tables, what their columns mean, what the seeds allow to say, and samples."
     from coupled_qk.compare import column_legend, dynamics_columns, format_table, noise_sentence
-    from coupled_qk.compare import result_table, score_columns, whole_seeds
+    from coupled_qk.compare import result_table, score_columns, what_variants_are, whole_seeds
 
     head, *rows = result_table(result, dynamics_columns)
     coupled = [row for row in rows if row[1] != "-"]
@@ -89,6 +89,9 @@ def _report(result: dict[str, Any]) -> None:
     print()
     for name in column_legend if coupled else score_columns:
         print(f"{name:<17} {column_legend[name]}")
+    print()
+    for name in {row[0]: None for row in rows} if len(rows) > 1 else ():
+        print(f"{name:<17} {what_variants_are.get(name, 'a variant of chapter 04')}")
     print(f"\n{noise_sentence(result)}")
     for name in whole_seeds(result)["variants"]:
         text = next(run["sample"] for run in result["runs"] if run["variant"] == name)

@@ -144,7 +144,7 @@ def _add_run(add: Callable[..., Any]) -> None:
         "--eval-every",
         type=int,
         metavar="N",
-        help="steps between evaluations, each of which saves (a twentieth of all)",
+        help="steps between evaluations, each of which saves (a twentieth of all, and at least 50)",
     )
     add(
         "--eval-tokens",
@@ -296,7 +296,7 @@ def _train_config(settings: dict[str, Any], context: int) -> "TrainConfig":
         check_sizes(eval_tokens=part)
         if part <= context:
             raise ValueError(f"eval_tokens must be longer than one context of {context}, got only {part}")
-    return replace(config, eval_every=max(1, config.steps // 20) if every is None else every)
+    return replace(config, eval_every=max(50, config.steps // 20) if every is None else every)
 
 # %% ../nbs/appendix/cli_train.ipynb #263bf364
 def check_tokenizer(

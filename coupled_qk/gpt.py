@@ -10,6 +10,7 @@ __all__ = ['variants', 'scores', 'presets', 'FeedForward', 'look_up', 'GPTConfig
            'next_probabilities', 'sample', 'GPT', 'save_model', 'load_model', 'n_parameters', 'count_parameters']
 
 # %% ../nbs/04_gpt.ipynb #2414f971
+import difflib
 import hashlib
 import json
 import re
@@ -88,10 +89,12 @@ scores: dict[str, type[Softmax]] = {
 
 
 def look_up(table: dict[str, Any], name: str, what: str) -> Any:
-    "`table[name]`. Raises ValueError, which names what there is, for an unknown name."
-    if not isinstance(name, str) or name not in table:
-        raise ValueError(f"unknown {what} {name!r}: choose one of {', '.join(table)}")
-    return table[name]
+    "`table[name]`. Raises ValueError, which names what there is and what may be meant, for an unknown name."
+    if isinstance(name, str) and name in table:
+        return table[name]
+    near = difflib.get_close_matches(str(name), table, 1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"unknown {what} {name!r}: choose one of {', '.join(table)}{hint}")
 
 # %% ../nbs/04_gpt.ipynb #30a9e927
 @dataclass(frozen=True)

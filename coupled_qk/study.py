@@ -6,7 +6,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/study.html.md"""
 
 # %% auto #0
 __all__ = ['starts', 'regime', 'how', 'ablation_arms', 'control_arms', 'budgets', 'recall_tasks', 'recall_arms', 'recall_rates',
-           'recall_changes', 'sizes', 'studies', 'Run', 'RecallRun', 'tokens', 'loss_spikes', 'layer_profile',
+           'recall_changes', 'sizes', 'studies', 'legend', 'Run', 'RecallRun', 'tokens', 'loss_spikes', 'layer_profile',
            'perform', 'work', 'Study', 'collect', 'study', 'trained', 'check', 'noise', 'warmup', 'ablation',
            'controls', 'steps', 'token_budgets', 'matched_texts', 'knob', 'scarce_text', 'rates_of_recall', 'recall',
            'causes_of_plateaus', 'terms', 'force', 'rotary_order', 'stability', 'collapse', 'scale', 'gaps',
@@ -384,10 +384,10 @@ class Study:
 # %% ../nbs/appendix/study.ipynb #9300d3d0
 def collect(
     name: str,  # of `studies`
-    out: str | Path,  # the study's folder
+    out: str | Path | None = None,  # the study's folder; None: only what ships with the package counts
 ) -> dict[str, Any]:  # the study with all rows that are known
     "The study as one result: what ships with the package, and what was made in `out` or for a study beside it."
-    study, known = look_up(studies, name, "study")(), _known(Path(out))
+    study, known = look_up(studies, name, "study")(), _packaged() if out is None else _known(Path(out))
     rows = [{**known[run.key], "arm": run.arm} for run in study.runs if run.key in known]
     facts = {k: getattr(study, k) for k in ("question", "primary", "base", "paper")}
     return {"kind": "study", "study": name, **facts, "wanted": len(study.runs), "runs": rows}
@@ -920,6 +920,11 @@ def stability_table(
     return table
 
 # %% ../nbs/appendix/study.ipynb #7d5c9bed
+legend = """deviation: the standard deviation over seeds. difference: in nats per token, of runs with the same seed; less than zero is better.
+p: the chance of a mean at least this far from zero if nothing differed; by Holm's rule, unless the comparison was named before the runs.
+sign p: the same by the signs alone, from six pairs on."""
+
+
 def format_study(
     result: dict[str, Any],  # of `study`
 ) -> str:
@@ -931,4 +936,6 @@ def format_study(
     tables = [recall_table(result["runs"])] if recalls else [table for make in makers if len(table := make(result)) > 1]
     lost = "; ".join(f"{r['arm']}, seed {r['seed']}" for r in result["runs"] if "diverged" in r)
     notes = [f"Diverged: {lost}."] if lost else []
+    if len(tables) > 1 and not recalls:
+        notes.append(legend)
     return "\n\n".join([result["question"], *map(format_table, tables), *notes]) + "\n"

@@ -9,8 +9,8 @@ from conftest import ROOT
 
 from coupled_qk import claims as module
 from coupled_qk.claims import (
-    alike,
     claims,
+    counted,
     gap,
     holds,
     judge,
@@ -23,7 +23,9 @@ from coupled_qk.claims import (
 from coupled_qk.claims import spread, tokens_needed, unclear, unseen
 from coupled_qk.study import budgets, studies
 
-VERDICTS = {holds, opposite, alike, unclear, unseen, "not measured yet", "needs a GPU"}
+MARGINS = (margin, module.quarter(23.81, 22.55), module.quarter(24.22, 23.81))
+alike = module.alike()
+VERDICTS = {holds, counted, opposite, *map(module.alike, MARGINS), unclear, unseen, "not measured yet", "needs a GPU"}
 
 
 def page():
@@ -68,7 +70,7 @@ def stored(monkeypatch):
     "Rows in place of the stored ones: stored(rows)."
 
     def use(rows):
-        monkeypatch.setattr(module, "stored_result", lambda name: {"runs": rows})
+        monkeypatch.setattr(module, "collect", lambda name: {"runs": rows, "wanted": 50})
 
     return use
 
@@ -77,6 +79,7 @@ def stored(monkeypatch):
     "shift, verdict",
     [
         ((-0.03, -0.04, -0.05), holds),
+        ((-0.003, -0.004, -0.0035), "on the paper's side, by less than 0.018"),
         ((0.03, 0.04, 0.05), opposite),
         ((-0.001, 0.001, 0.0), alike),
         ((-0.1, 0.05, -0.1), unclear),
@@ -102,10 +105,7 @@ def test_one_pair_is_no_result(stored):
 
 
 def test_no_study_is_no_result(monkeypatch):
-    def none(name):
-        raise FileNotFoundError(name)
-
-    monkeypatch.setattr(module, "stored_result", none)
+    monkeypatch.setattr(module, "collect", lambda name: {"runs": [], "wanted": 60})
     assert gap("steps", "euler-7", "euler-1").verdict == tokens_needed().verdict == "not measured yet"
 
 
@@ -118,19 +118,59 @@ def test_judge_alike():
 
 def test_spread(stored):
     g = np.random.default_rng(0)
-    rows = [row("standard", s, 4 + x) for s, x in enumerate(g.normal(0, 0.02, 40))]
-    stored(rows + [row("euler", s, 4 + x) for s, x in enumerate(g.normal(0, 0.005, 40))])
-    assert spread("ablation", "euler", "standard").verdict == holds
-    assert spread("ablation", "standard", "euler").verdict == opposite
+    luck = g.normal(0, 0.02, 40)
+    rows = [row("query_mlp", s, 4 + x) for s, x in enumerate(luck)]
+    stored(
+        rows
+        + [row("euler", s, 4 + x / 4 + y) for s, (x, y) in enumerate(zip(luck, g.normal(0, 0.002, 40), strict=True))]
+    )
+    assert spread("ablation", "euler", "query_mlp").verdict == holds
+    assert spread("ablation", "query_mlp", "euler").verdict == opposite
+    stored(rows + [row("euler", 7, 4.0), row("euler", 8, 4.1), row("euler", 99, 4.2)])  # two pairs
+    assert spread("ablation", "euler", "query_mlp").verdict == "not measured yet"
 
 
-def test_interval_of_a_ratio_covers():
-    "The interval of equal deviations misses one in one time of twenty."
+@pytest.mark.parametrize("shared", [0.0, 0.9])
+def test_interval_of_a_ratio_covers(shared):
+    "The interval of two deviations misses their ratio in one time of twenty, however much the pairs have in common."
     g, missed = np.random.default_rng(1), 0
     for _ in range(2000):
-        _, low, high = ratio_of_deviations(g.normal(size=6), g.normal(size=9))
-        missed += not low < 1 < high
+        luck = g.normal(size=6)
+        a, b = (shared * luck + (1 - shared**2) ** 0.5 * g.normal(size=6) for _ in range(2))
+        _, low, high = ratio_of_deviations(3 * a, b)
+        missed += not low < 3 < high
     assert abs(missed / 2000 - 0.05) < 0.02  # four standard deviations of the count
+
+
+def test_unfinished_studies_say_so(stored):
+    rows = [row(a, s, 4 + s / 10 + (a == "euler") * 0.001 * s) for a in ("standard", "euler") for s in range(10)]
+    stored(rows[:5] + rows[10:15])
+    assert (found := gap("ablation", "euler", "standard")).wanted == 10
+    assert module._so_far(found) == " so far (5 of 10 pairs)"
+    stored(rows)
+    assert module._so_far(gap("ablation", "euler", "standard")) == ""
+
+
+def test_seeds_outside_the_lengths_are_not_left_out(stored):
+    "Three of five need more than 2.4 times: the mean of the other two would say 1.2."
+    line = lambda b, s: 4.0 - 0.5 * math.log(b) + s * 0.01
+    rows = [row(f"standard x{b:g}", s, line(b, s)) for b in budgets for s in range(5)]
+    stored(rows + [row("euler x1", s, line(1, s) - (0.1 if s < 2 else 0.6)) for s in range(5)])
+    found = tokens_needed()
+    assert found.verdict == unseen and found.ours.startswith("3 of 5 seeds") and found.pairs == 5
+
+
+def test_what_speaks_for_a_claim():
+    smaller, same = claims[0], next(c for c in claims if c.of_no_difference)
+    says = lambda claim, verdict: module._for_it(claim, module.Finding("", verdict))
+    assert [says(smaller, v) for v in (holds, opposite, alike, unclear, "needs a GPU")] == [
+        "yes",
+        "no",
+        "no",
+        "open",
+        "open",
+    ]
+    assert [says(same, v) for v in (alike, opposite, unseen)] == ["yes", "no", "open"]
 
 
 @pytest.mark.parametrize("gain, times, verdict", [(0.1, math.exp(0.2), holds), (-0.1, math.exp(-0.2), opposite)])
