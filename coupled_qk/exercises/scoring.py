@@ -114,7 +114,7 @@ def _as_pairs(value: Any) -> list[tuple[int, int]] | None:
     "Pairs of whole numbers; None for anything else."
     try:
         return [(int(a), int(b)) for a, b in value]
-    except (TypeError, ValueError):
+    except Exception:  # infinity, a tensor without numbers, whatever else came
         return None
 
 
