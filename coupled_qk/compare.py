@@ -577,7 +577,7 @@ def _layers(result: dict[str, Any], name: str, key: str) -> str:
     rows = [[layer[key] for layer in r["layers"] if key in layer] for r in result["runs"] if r["variant"] == name]
     return " ".join(f"{x:.3f}" for x in np.mean(rows, axis=0)) if rows[0] else "-"
 
-
+# %% ../nbs/appendix/compare.ipynb #what-variants
 what_variants_are = {
     "standard": "nothing stands before the scores",
     "euler": "coupled: one step, query and key from their old places",
