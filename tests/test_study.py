@@ -618,7 +618,10 @@ def test_bad_input(tiny, tmp_path, capsys):
             study(tiny, tmp_path, shard=bad)
     for more in (["--show"], ["--check", "1"], []):
         assert main(["study", "ablatoin", *more, "--out", str(tmp_path)]) == 2
-        assert f"unknown study 'ablatoin': choose one of {', '.join(studies)}\n" in capsys.readouterr().err
+        assert (
+            f"unknown study 'ablatoin': choose one of {', '.join(studies)} (did you mean 'ablation'?)\n"
+            in capsys.readouterr().err
+        )
     assert main(["study", tiny, "--check", "1"]) == 2
     assert "no run of the study tiny ships with this package" in capsys.readouterr().err
     for path, words in (("", "must not be empty"), ("~nosuchuser", "there is no user")):
