@@ -10,10 +10,10 @@ __all__ = ['examples', 'add_study', 'run_study']
 # %% ../nbs/appendix/cli_study.ipynb #feaddda4
 import argparse
 import json
-import math
 import re
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from .cli_train import check_folder, own_path
@@ -21,7 +21,7 @@ from .cli_train import check_folder, own_path
 # %% ../nbs/appendix/cli_study.ipynb #800d398a
 examples = """examples:
   coupled-qk study ablation --jobs 2          two processes at a time; Ctrl-C saves, and the same command goes on
-  coupled-qk study ablation --shard 3/8       the third of eight shares, for eight machines with one folder
+  coupled-qk study ablation --shard 3/8       the third of eight shares of the seeds, for eight machines with one folder
   coupled-qk study ablation --check 2         make two stored runs again, and compare
 """
 
@@ -46,34 +46,43 @@ def add_study(
         help="warmup, noise, ablation, controls, steps, tokens, corpora, corpora8, knob, scarce, recall-rates, "
         "recall, recall-causes, compose, terms, force, rotary, stability, scale or collapse",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, one thread each (default: 1)")
-    parser.add_argument("--shard", type=_share, default=(1, 1), metavar="I/N", help="only the I-th of N shares")
-    parser.add_argument(
-        "--out", type=own_path, default="studies", help="folder for runs and results (default: studies)"
-    )
+    parser.add_argument("--jobs", type=int, help="processes at a time, one thread each (default: 1)")
+    parser.add_argument("--shard", type=_share, metavar="I/N", help="only the I-th of N shares of the seeds")
+    parser.add_argument("--out", type=own_path, help="folder for runs and results (default: studies)")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--check", type=int, metavar="N", help="repeat N stored runs instead, and compare")
     instead.add_argument("--show", action="store_true", help="make no run; only show what is there")
     parser.add_argument("--json", action="store_true", help="print the result as JSON and nothing else")
     parser.set_defaults(run=run_study)
 
+# %% ../nbs/appendix/cli_study.ipynb #refuse-code
+def _refuse(options: argparse.Namespace) -> None:
+    "Raise ValueError where an option would change nothing."
+    instead, idle = (
+        ("--check", ("jobs", "shard", "out")) if options.check is not None else ("--show", ("jobs", "shard"))
+    )
+    given = [f"--{name}" for name in idle if getattr(options, name) is not None]
+    if given and (options.check is not None or options.show):
+        raise ValueError(f"{instead} takes no {' and no '.join(given)}")
+
 # %% ../nbs/appendix/cli_study.ipynb #fa1c20b5
+def _say_again(line: dict[str, Any]) -> str:
+    "What came of a stored run that was made again."
+    allowed = "to the bit" if line["allowed"] == 0 else f"within {line['allowed'] or 0:.4f}"
+    if line["allowed"] is None:
+        allowed = "on another machine, and nobody has measured how far such runs differ"
+    other = f"; another {' and '.join(line['differs'])}" if line["differs"] else ""
+    verdict = "the same" if line["fine"] else "NOT the same"
+    numbers = f"stored {line['stored']:.6f}, again {line['again']:.6f}"
+    return f"{line['arm']}, seed {line['seed']}: {numbers}: {verdict} ({allowed}{other})"
+
+
 def _check(options: argparse.Namespace) -> int:
     "Repeat stored runs; returns 1 when one differs by more than it may."
     from coupled_qk.study import check
 
     lines = check(options.name, options.check)
-    if options.json:
-        print(json.dumps(lines))
-        return int(not all(line["fine"] for line in lines))
-    for line in lines:
-        allowed = "to the bit" if not line["allowed"] else f"within {line['allowed']:.4f}"
-        if line["allowed"] == math.inf:
-            allowed = "on another machine, and nobody has measured how far such runs differ"
-        verdict = "the same" if line["fine"] else "NOT the same"
-        print(
-            f"{line['arm']}, seed {line['seed']}: stored {line['stored']:.6f}, again {line['again']:.6f}: {verdict} ({allowed})"
-        )
+    print(json.dumps(lines, allow_nan=False) if options.json else "\n".join(map(_say_again, lines)))
     return int(not all(line["fine"] for line in lines))
 
 # %% ../nbs/appendix/cli_study.ipynb #b765550b
@@ -81,24 +90,39 @@ def _tell_missing(options: argparse.Namespace, result: dict[str, Any]) -> None:
     "Say how many runs are missing, and the command that makes them."
     done, wanted = len(result["runs"]), result["wanted"]
     if done < wanted:
-        out = "" if options.out == "studies" else f" --out {shlex.quote(options.out)}"
+        out = "" if options.out is None else f" --out {shlex.quote(options.out)}"
         command = f"coupled-qk study {options.name}{out}"
         print(f"{done} of {wanted} runs are done. To make the others: {command}", file=sys.stderr)
+
+# %% ../nbs/appendix/cli_study.ipynb #result-code
+def _result(options: argparse.Namespace) -> dict[str, Any]:
+    "The study: only what is there, or with the runs that are missing."
+    from coupled_qk.study import collect, study
+
+    out = "studies" if options.out is None else options.out
+    if not options.show:
+        jobs = 1 if options.jobs is None else options.jobs
+        return study(options.name, check_folder(out), jobs, options.shard or (1, 1))
+    if Path(out).is_file():
+        raise ValueError(f"--out must be a folder, got the file {out}")
+    return collect(options.name, f"{out}/{options.name}")
 
 # %% ../nbs/appendix/cli_study.ipynb #b765550a
 def run_study(
     options: argparse.Namespace,
 ) -> int:  # the exit code
     "Run `coupled-qk study`."
-    from coupled_qk.study import collect, format_study, study
+    from coupled_qk.study import format_study
 
+    _refuse(options)
     if options.check is not None:
         return _check(options)
-    if options.show:
-        result = collect(options.name, f"{options.out}/{options.name}")
-    else:
-        result = study(options.name, check_folder(options.out), options.jobs, options.shard)
-    print(json.dumps(result) if options.json else format_study(result))
+    try:
+        result = _result(options)
+    except KeyboardInterrupt:
+        print("coupled-qk: interrupted: what was done is kept, and the same command goes on", file=sys.stderr)
+        return 130
+    print(json.dumps(result, allow_nan=False) if options.json else format_study(result))
     if not options.json:
         _tell_missing(options, result)
     return 0

@@ -289,12 +289,52 @@ def _folders(out: Path) -> list[Path]:
     beside = [out.absolute().parent / name for name in studies]
     return beside if out.absolute() in beside else [*beside, out]
 
+# %% ../nbs/appendix/study.ipynb #row-read
+def _read(file: Path, is_sound: Callable[[Any], bool]) -> Any:
+    "What a JSON file holds. Raises ValueError, which names the file, unless it is sound."
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # no JSON, or not even text
+        value = None
+    if not is_sound(value):
+        raise ValueError(f"{file} does not hold what a study writes there: move it away, and give the command again")
+    return value
 
-def _known(out: Path) -> dict[str, dict[str, Any]]:
+
+def _is_row(value: Any, key: str) -> bool:
+    "Is it a row under its own key, with the numbers that tables show?"
+    if not isinstance(value, dict) or value.get("key") != key:
+        return False
+    if "diverged" in value:
+        return value.get("nats") is None
+    names = ("nats", "accuracy") if "accuracy" in value else ("nats", "perplexity", "bits_per_byte")
+    return all(isinstance(value.get(name), int | float) and np.isfinite(value[name]) for name in names)
+
+
+def _fits(row: dict[str, Any], run: Run) -> bool:
+    "Are the facts of a row those of the run? The precision may be another, and older rows lack options that came later."
+    facts = json.loads(json.dumps(asdict(run)))
+    del facts["arm"], facts["train"]["precision"]
+    for name, fact in facts.items():
+        told = row.get(name, fact)
+        if isinstance(told, dict) and isinstance(fact, dict):
+            told = {k: told.get(k, v) for k, v in fact.items()}
+        if told != fact:
+            return False
+    return True
+
+
+def _known(
+    out: Path,
+    runs: Sequence[Run],  # of the study; their rows must tell the same facts
+) -> dict[str, dict[str, Any]]:
     "Every row that is stored, by its key: in the package, in the folder, and in those of the studies beside it."
-    files = (file for folder in _folders(out) for file in sorted(folder.glob("rows/*.json")))
-    made = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    return _packaged() | {row["key"]: row for row in made}
+    found, wanted = _packaged(), {run.key: run for run in runs}
+    for file in (file for folder in _folders(out) for file in sorted(folder.glob("rows/*.json"))):
+        key = file.stem
+        sound = lambda row, key=key: _is_row(row, key) and (key not in wanted or _fits(row, wanted[key]))
+        found[key] = _read(file, sound)
+    return found
 
 # %% ../nbs/appendix/study.ipynb #5c6178c4
 @contextmanager
@@ -328,47 +368,55 @@ def work(
 
     for folder in ("rows", "parts"):
         (out / folder).mkdir(parents=True, exist_ok=True)
+    is_done = lambda run: any((folder / "rows" / f"{run.key}.json").exists() for folder in _folders(out))
+    left = []
     for i, run in enumerate(runs, 1):
-        file = out / "rows" / f"{run.key}.json"
         try:
             with _in_hand(run, out):
-                if any((folder / "rows" / file.name).exists() for folder in _folders(out)):
+                if is_done(run):
                     continue
                 say(f"[{i}/{len(runs)}] {run.arm}, seed {run.seed}")
                 row = perform(run, out / "parts", stop)
                 if row is None:
                     return
-                write_result(row, file)
+                write_result(row, out / "rows" / f"{run.key}.json")
                 shutil.rmtree(out / "parts" / run.key)
                 say(f"[{i}/{len(runs)}] {run.arm}, seed {run.seed}: {_outcome(row)}")
         except Timeout:
-            continue  # another process is at it
+            left.append(run)
+    if left := [run for run in left if not is_done(run)]:
+        say(f"left to other processes, which are at work on them: {len(left)} of {len(runs)} runs")
 
 # %% ../nbs/appendix/study.ipynb #c6ea0b6e
-def _worker(runs: Sequence[Run], out: Path) -> None:
-    "`work`, where Ctrl-C asks for an end and does not make one."
+@contextmanager
+def _patient() -> Iterator[list[int]]:
+    "Inside, Ctrl-C asks for an end and does not make one: the list is then no longer empty."
     asked: list[int] = []
     before = signal.signal(signal.SIGINT, lambda *_: asked.append(1))
     try:
-        work(runs, out, lambda: bool(asked), partial(print, file=sys.stderr, flush=True))
+        yield asked
     finally:
         signal.signal(signal.SIGINT, before)
 
+
+def _worker(runs: Sequence[Run], out: Path) -> bool:  # was it asked to stop?
+    with _patient() as asked:
+        work(runs, out, lambda: bool(asked), partial(print, file=sys.stderr, flush=True))
+    return bool(asked)
+
 # %% ../nbs/appendix/study.ipynb #66515e56
-def _work_together(runs: Sequence[Run], out: Path, jobs: int) -> None:
+def _work_together(runs: Sequence[Run], out: Path, jobs: int) -> bool:  # were they asked to stop?
     "Let several processes work at the same list; waits for all, also after Ctrl-C. Raises RuntimeError when one failed."
     spawn = torch.multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=_worker, args=(runs, out)) for _ in range(jobs)]
-    for p in processes:
-        p.start()
-    while any(p.is_alive() for p in processes):
-        try:
-            for p in processes:
-                p.join()
-        except KeyboardInterrupt:  # they got it too: let them save
-            continue
-    if any(p.exitcode for p in processes):
+    with _patient() as asked:  # they get it too
+        for p in processes:
+            p.start()
+        for p in processes:
+            p.join()
+    if not asked and any(p.exitcode for p in processes):
         raise RuntimeError(f"a process failed, as told above: what is finished is kept in {out}")
+    return bool(asked)
 
 # %% ../nbs/appendix/study.ipynb #b037a030
 @dataclass(frozen=True)
@@ -387,7 +435,8 @@ def collect(
     out: str | Path | None = None,  # the study's folder; None: only what ships with the package counts
 ) -> dict[str, Any]:  # the study with all rows that are known
     "The study as one result: what ships with the package, and what was made in `out` or for a study beside it."
-    study, known = look_up(studies, name, "study")(), _packaged() if out is None else _known(Path(out))
+    study = look_up(studies, name, "study")()
+    known = _packaged() if out is None else _known(Path(out), study.runs)
     rows = [{**known[run.key], "arm": run.arm} for run in study.runs if run.key in known]
     facts = {k: getattr(study, k) for k in ("question", "primary", "base", "paper")}
     return {"kind": "study", "study": name, **facts, "wanted": len(study.runs), "runs": rows}
@@ -397,41 +446,52 @@ def study(
     name: str,  # of `studies`
     out: str | Path = "studies",  # its runs are kept in out/name, and its result is out/study-name.json
     jobs: int = 1,  # processes at a time here, one thread each
-    shard: tuple[int, int] = (1, 1),  # (i, n): only the i-th of n shares of the list
+    shard: tuple[int, int] = (1, 1),  # (i, n): only the i-th of n shares of the seeds
 ) -> dict[str, Any]:  # the result
-    "Make the runs that are missing. A study that was stopped goes on; a finished one does nothing."
-    i, n = _check_share(jobs, shard)
+    "Make the runs that are missing. A study that was stopped goes on; a finished one does nothing. Ctrl-C saves, and raises KeyboardInterrupt."
+    _check_share(jobs, shard)
     wanted, folder = look_up(studies, name, "study")().runs, Path(out) / name
-    known = _known(folder)
-    missing = [run for run in wanted[i - 1 :: n] if run.key not in known]
-    if missing:
-        folder.mkdir(parents=True, exist_ok=True)
-        read = [run for run in missing if not isinstance(run, RecallRun)]
-        for text in dict.fromkeys(text for run in read for text in (run.corpus, *relatives(run.corpus))):
-            corpus(text)  # fetched once, and not by each process
-        if jobs == 1:
-            _worker(missing, folder)
-        else:
-            _work_together(missing, folder, jobs)
+    known = _known(folder, wanted)
+    missing = [run for run in _share(wanted, *shard) if run.key not in known]
+    stopped = bool(missing) and _make(missing, folder, jobs)
     result, packaged = collect(name, folder), _packaged()
     if any(row["key"] not in packaged for row in result["runs"]):
         _write_news(result, Path(out) / f"study-{name}.json")
+    if stopped:
+        raise KeyboardInterrupt
     return result
 
 # %% ../nbs/appendix/study.ipynb #31343de7
+def _make(runs: Sequence[Run], folder: Path, jobs: int) -> bool:  # was it asked to stop?
+    folder.mkdir(parents=True, exist_ok=True)
+    read = [run for run in runs if not isinstance(run, RecallRun)]
+    for text in dict.fromkeys(text for run in read for text in (run.corpus, *relatives(run.corpus))):
+        corpus(text)  # fetched once, and not by each process
+    return _worker(runs, folder) if jobs == 1 else _work_together(runs, folder, jobs)
+
+
 def _write_news(result: dict[str, Any], file: Path) -> None:
     "Write a result, unless the file holds the same runs."
-    if not file.exists() or json.loads(file.read_text(encoding="utf-8"))["runs"] != result["runs"]:
+    is_study = lambda value: isinstance(value, dict) and "runs" in value
+    if not file.exists() or _read(file, is_study)["runs"] != result["runs"]:
         write_result(result, file)
 
 
-def _check_share(jobs: int, shard: tuple[int, int]) -> tuple[int, int]:
+def _share(runs: Sequence[Run], i: int, n: int) -> list[Run]:
+    "The i-th of n shares. Each has whole seeds, for arms are compared in pairs and a pair belongs on one machine."
+    seeds = sorted({run.seed for run in runs})
+    if i > len(seeds):
+        print(f"share {i} of {n} has no runs: shares are of whole seeds, and there are {len(seeds)}", file=sys.stderr)
+    mine = set(seeds[i - 1 :: n])
+    return [run for run in runs if run.seed in mine]
+
+
+def _check_share(jobs: int, shard: tuple[int, int]) -> None:
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     i, n = shard
     if not 1 <= i <= n:
         raise ValueError(f"shard must be i/n with 1 <= i <= n, got {i}/{n}")
-    return i, n
 
 # %% ../nbs/appendix/study.ipynb #trained-code
 def trained(
@@ -441,25 +501,39 @@ def trained(
     return [row for row in result["runs"] if "diverged" not in row]
 
 # %% ../nbs/appendix/study.ipynb #b894adaa
+_conditions = {  # what a number may depend on -> where a row tells it
+    "precision": ("train", "precision"),
+    "processor": ("environment", "cpu"),
+    "version of PyTorch": ("environment", "torch"),
+}
+
+
 def _same_machine(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(a.get(k) == b.get(k) for k in ("torch", "machine", "cpu", "device"))
 
 
+def _differ(a: dict[str, Any], b: dict[str, Any], part: str, name: str) -> bool:
+    "Do two rows tell a different fact? Not where one does not tell it."
+    told = {str(row[part][name]) for row in (a, b) if name in row.get(part, {})}
+    return len(told) > 1
+
+
 def _rerun_noise() -> float | None:
-    "The standard deviation between runs that differ by a thousandth of each weight at the start; None before it was measured."
-    rows = {(r["arm"], r["seed"]): r["nats"] for r in _stored_rows("noise")}
-    gaps = [
-        rows["perturbed", s] - rows["standard", s] for arm, s in rows if arm == "perturbed" and ("standard", s) in rows
-    ]
-    return float(np.sqrt(np.mean(np.square(gaps)) / 2)) if gaps else None
+    "The standard deviation of one run among runs that differ by a thousandth of each weight at the start; None before it was measured."
+    apart = gaps({"study": "noise", "runs": _stored_rows("noise")}, "perturbed", "standard")
+    return float(np.sqrt(np.mean(np.square(apart)) / 2)) if apart else None
 
 # %% ../nbs/appendix/study.ipynb #07e7856f
 def check(
     name: str,  # of `studies`
     n: int,  # how many runs
     seed: int | None = None,  # of the choice; None: by chance
-) -> list[dict[str, Any]]:  # a line each: arm, seed, stored, again, allowed, fine
-    "Repeat some stored runs. Raises ValueError when fewer are stored."
+) -> list[
+    dict[str, Any]
+]:  # a line each: arm, seed, stored, again, allowed (None: not known), fine, and what differs here
+    """Repeat some stored runs. Raises ValueError when fewer are stored.
+
+    On another machine a run may differ by three standard deviations of a difference of two runs: the noise of one run, times the root of two."""
     wanted = {run.key: run for run in look_up(studies, name, "study")().runs}
     rows = [row for row in trained({"runs": _stored_rows(name)}) if row["key"] in wanted]
     if not rows:
@@ -472,10 +546,12 @@ def check(
             again = perform(wanted[row["key"]], folder)
         assert again is not None and "diverged" not in again
         noise = None if isinstance(wanted[row["key"]], RecallRun) else _rerun_noise()  # that of recall is not known
-        allowed = 0.0 if _same_machine(row["environment"], again["environment"]) else 3 * (noise or np.inf)
-        fine = abs(again["nats"] - row["nats"]) <= allowed
-        facts = {k: row[k] for k in ("arm", "seed")}
-        lines.append({**facts, "stored": row["nats"], "again": again["nats"], "allowed": allowed, "fine": fine})
+        here = _same_machine(row["environment"], again["environment"])
+        allowed = 0.0 if here else 3 * 2**0.5 * noise if noise else None
+        fine = allowed is None or abs(again["nats"] - row["nats"]) <= allowed
+        facts = {k: row[k] for k in ("arm", "seed")} | {"stored": row["nats"], "again": again["nats"]}
+        differs = [what for what, where in _conditions.items() if _differ(row, again, *where)]
+        lines.append({**facts, "allowed": allowed, "fine": fine, "differs": differs})
     return lines
 
 # %% ../nbs/appendix/study.ipynb #4ded0d13
@@ -800,15 +876,34 @@ studies: dict[str, Callable[[], Study]] = {
     "collapse": collapse,
 }
 
+# %% ../nbs/appendix/study.ipynb #pairs-code
+def _pairs(result: dict[str, Any], arm: str, base: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    "The rows of two arms that have the same seed and the same precision."
+    rows = {(r["arm"], r["seed"]): r for r in trained(result)}
+    both = [(rows[arm, s], rows[base, s]) for name, s in rows if name == arm and (base, s) in rows]
+    return [pair for pair in both if not _differ(*pair, *_conditions["precision"])]
+
+
+def _elsewhere(pair: tuple[dict[str, Any], dict[str, Any]]) -> bool:
+    "Were the two made on different processors, or with different versions of PyTorch?"
+    return any(_differ(*pair, *where) for where in _conditions.values())
+
+
+def _apart(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[float]:
+    return [a["nats"] - b["nats"] for a, b in pairs]
+
 # %% ../nbs/appendix/study.ipynb #4d459cd3
 def gaps(
     result: dict[str, Any],  # of `study`
     arm: str,
     base: str,
-) -> list[float]:  # nats per token, one for each seed that both have
-    "How much worse an arm is than another with the same seed."
-    rows = {(r["arm"], r["seed"]): r["nats"] for r in trained(result)}
-    return [rows[arm, s] - rows[base, s] for name, s in rows if name == arm and (base, s) in rows]
+) -> list[float]:  # nats per token, one for each seed that both have, in the same precision
+    "How much worse an arm is than another with the same seed. Raises ValueError for an arm that is neither there nor planned."
+    planned = studies[result["study"]]().runs if result.get("study") in studies else ()
+    names = dict.fromkeys([run.arm for run in planned] + [row["arm"] for row in result["runs"]])
+    for name in (arm, base) if names else ():
+        look_up(names, name, "arm")
+    return _apart(_pairs(result, arm, base))
 
 # %% ../nbs/appendix/study.ipynb #ca3a6eb8
 def best_control(
@@ -837,8 +932,9 @@ def comparisons(
     others = [(arm, base_of(arm, result["base"])) for arm in dict.fromkeys(r["arm"] for r in result["runs"])]
     lines = []
     for arm, base in dict.fromkeys((*named, *others)):
-        if base and base != arm and len(pairs := gaps(result, arm, base)) > 1:
-            lines.append({"arm": arm, "base": base, "primary": (arm, base) in named, **difference(pairs)._asdict()})
+        if base and base != arm and len(pairs := _pairs(result, arm, base)) > 1:
+            which = {"arm": arm, "base": base, "primary": (arm, base) in named}
+            lines.append({**which, **difference(_apart(pairs))._asdict(), "elsewhere": sum(map(_elsewhere, pairs))})
     second = [line for line in lines if not line["primary"]]
     for line, p in zip(second, holm([line["p"] for line in second]), strict=True):
         line["holm_p"] = p
@@ -850,15 +946,14 @@ def domain_gaps(
     variant: str,
 ) -> dict[tuple[str, str], dict[int, float]]:  # (domain; alone, share or mixture) -> seed -> bits per byte
     "How much worse than standard attention a variant is on each domain, by what both were trained on."
-    rows = {(r["arm"], r["seed"]): r["held_out"] for r in trained(result)}
-    domains = [arm.split(" on ")[1].split("/")[0] for arm, _ in rows if arm.endswith("/share")]
+    arms = [r["arm"] for r in trained(result) if r["arm"].endswith("/share")]
+    domains = [arm.split(" on ")[1].split("/")[0] for arm in arms]
     found = {}
     for d in dict.fromkeys(domains):
         for kind, text in (("alone", d), ("share", f"{d}/share"), ("mixture", "mix")):
-            pair = [f"{pre} on {text}" for pre in (variant, "standard")]
-            seeds = [s for arm, s in rows if arm == pair[0] and (pair[1], s) in rows]
-            bits = lambda arm, s, d=d: rows[arm, s][d]["bits_per_byte"]
-            found[d, kind] = {s: bits(pair[0], s) - bits(pair[1], s) for s in seeds}
+            pairs = _pairs(result, f"{variant} on {text}", f"standard on {text}")
+            bits = lambda row, d=d: row["held_out"][d]["bits_per_byte"]
+            found[d, kind] = {a["seed"]: bits(a) - bits(b) for a, b in pairs}
     return found
 
 # %% ../nbs/appendix/study.ipynb #contrast-code
@@ -936,6 +1031,10 @@ def format_study(
     tables = [recall_table(result["runs"])] if recalls else [table for make in makers if len(table := make(result)) > 1]
     lost = "; ".join(f"{r['arm']}, seed {r['seed']}" for r in result["runs"] if "diverged" in r)
     notes = [f"Diverged: {lost}."] if lost else []
+    mixed = [] if recalls else [line for line in comparisons(result) if line["elsewhere"]]
+    if mixed:
+        which = "; ".join(f"{x['elsewhere']} of {x['n']} of {x['arm']} against {x['base']}" for x in mixed)
+        notes.append(f"Pairs made on different processors or with different versions of PyTorch: {which}.")
     if len(tables) > 1 and not recalls:
         notes.append(legend)
     return "\n\n".join([result["question"], *map(format_table, tables), *notes]) + "\n"

@@ -262,18 +262,24 @@ def test_a_study_is_made_once(tiny, tmp_path):
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.json")} == files
 
 
-def test_shares_make_the_whole(tiny, tmp_path):
-    counts = [len(study(tiny, tmp_path, shard=(i, 3))["runs"]) for i in (1, 2, 3)]
-    assert counts == [2, 3, 4]
+def test_shares_are_of_whole_seeds_and_make_the_whole(tiny, tmp_path, capsys):
+    shares = [study(tiny, tmp_path / str(i), shard=(i, 3))["runs"] for i in (1, 2, 3)]
+    assert [[(r["arm"], r["seed"]) for r in rows] for rows in shares] == [
+        [("standard", 0), ("euler", 0)],
+        [("standard", 1), ("euler", 1)],
+        [],
+    ]
+    assert "share 3 of 3 has no runs: shares are of whole seeds, and there are 2" in capsys.readouterr().err
 
 
 def test_a_run_in_other_hands_is_left_alone(text, tmp_path):
     from filelock import FileLock
 
-    wanted = runs(text)[:2]
+    wanted, said = runs(text)[:2], []
     (tmp_path / "parts").mkdir()
     with FileLock(tmp_path / "parts" / f"{wanted[0].key}.lock"):
-        module.work(wanted, tmp_path, say=lambda _: None)
+        module.work(wanted, tmp_path, say=said.append)
+    assert said[-1] == "left to other processes, which are at work on them: 1 of 2 runs"
     assert [p.stem for p in (tmp_path / "rows").iterdir()] == [wanted[1].key]
 
 
@@ -304,6 +310,92 @@ def test_a_killed_study_goes_on_to_the_same_numbers(text, tmp_path):
     (row,) = (json.loads(p.read_text()) for p in tmp_path.glob("out/long/rows/*.json"))
     run = runs(text, ("euler",), 1, steps=300, eval_every=20)[0]
     assert row["nats"] == perform(run, tmp_path / "again")["nats"]
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_study import runs
+from coupled_qk import study as module
+from coupled_qk.cli import main
+module.studies["long"] = lambda: module.Study("?", runs({text!r}, seeds=1, steps=20_000, eval_every=20), ())
+if __name__ == "__main__":
+    sys.exit(main(["study", "long", "--out", {out!r}, *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--jobs", "2"]])
+def test_ctrl_c_saves_and_says_so(more, text, tmp_path):
+    "Also when it is pressed twice."
+    script, out = tmp_path / "long.py", tmp_path / "out"
+    script.write_text(INTERRUPTED.format(tests=str(ROOT / "tests"), text=text, out=str(out)))
+    command = [sys.executable, script, *more]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process, deadline = subprocess.Popen(command, start_new_session=True, **pipes), time.monotonic() + 120
+    while len(list(out.glob("long/parts/*/last.safetensors"))) < (2 if "--jobs" in more else 1):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.01)
+    printed, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and printed == "" and "Traceback" not in said
+    assert said.endswith("coupled-qk: interrupted: what was done is kept, and the same command goes on\n")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "not JSON",
+        "[]",
+        {"nats": None},
+        {"nats": "low"},
+        {"nats": float("nan")},
+        {"perplexity": None},
+        {"accuracy": None},
+        {"key": "another"},
+        {"seed": 7},
+        {"corpus": "wikitext2"},
+        {"start": "near"},
+        {"model": {"d_model": 32}},
+        {"model": {"pre_options": {"force": "potential"}}},
+        {"train": {"lr": 1e-3}},
+        {"train": None},
+    ],
+)
+def test_a_row_that_no_study_wrote_is_refused_by_its_name(change, tiny, text, tmp_path):
+    run = runs(text)[1]
+    file = tmp_path / tiny / "rows" / f"{run.key}.json"
+    file.parent.mkdir(parents=True)
+    row = json.loads(json.dumps(perform(run, tmp_path / "parts")))
+    row["train"]["precision"] = "bf16"  # which may be another
+    del row["model"]["qk_norm"]  # as in a row that is older than an option
+    file.write_text(json.dumps(row))
+    assert [r["nats"] for r in collect(tiny, tmp_path / tiny)["runs"]] == [row["nats"]]
+    if isinstance(change, dict):
+        change = {k: {**row[k], **v} if isinstance(v, dict) else v for k, v in change.items()}
+        change = json.dumps({**row, **change})
+    file.write_text(change)
+    for read in (lambda: collect(tiny, tmp_path / tiny), lambda: study(tiny, tmp_path)):
+        with pytest.raises(ValueError, match=f"rows/{run.key}.json does not hold .* move it away"):
+            read()
+
+
+def test_a_strange_file_of_another_study_is_named_too(tiny, tmp_path):
+    file = tmp_path / "noise" / "rows" / "notes.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="noise/rows/notes.json does not hold"):
+        collect(tiny, tmp_path / tiny)
+
+
+@pytest.mark.parametrize("words", ["{", "[]", "{}"])
+def test_a_strange_result_file_is_named(words, tiny, tmp_path):
+    study(tiny, tmp_path)
+    (tmp_path / "study-tiny.json").write_text(words)
+    with pytest.raises(ValueError, match="study-tiny.json does not hold"):
+        study(tiny, tmp_path)
+    assert (tmp_path / "study-tiny.json").read_text() == words
 
 
 def test_a_run_that_two_studies_share_is_made_once(tiny, text, tmp_path, monkeypatch, capsys):
@@ -488,6 +580,9 @@ def test_a_study_of_recall_is_made_shown_and_checked(tmp_path, monkeypatch, caps
         row["environment"]["torch"] = "another"
     assert main(["study", "lookup", "--check", "1"]) == 0
     assert "nobody has measured" in capsys.readouterr().out
+    assert main(["study", "lookup", "--check", "1", "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # Infinity is no JSON
+    assert line["allowed"] is None and line["fine"]
 
 
 def rates_of_recall(best):
@@ -545,6 +640,33 @@ def test_comparisons_are_paired_and_the_named_ones_first():
     assert "before" in format_study(result)
 
 
+def test_pairs_are_of_one_precision_and_those_of_two_machines_are_counted():
+    result = result_of({"a": [1.0, 2.0, 3.0, 4.0], "b": [0.9, 1.8, 2.9, 3.7]})
+    assert "different processors" not in format_study(result)  # rows that do not say count as alike
+    row = {(r["arm"], r["seed"]): r for r in result["runs"]}
+    row["a", 0]["train"], row["b", 0]["train"] = {"precision": "bf16"}, {"precision": "float32"}
+    row["a", 1]["train"] = {"precision": "bf16"}
+    for name, s, cpu, version in (("a", 2, "x", "1"), ("b", 2, "y", "1"), ("a", 3, "x", "1"), ("b", 3, "x", "2")):
+        row[name, s]["environment"] = {"cpu": cpu, "torch": version}
+    assert gaps(result, "b", "a") == pytest.approx([-0.2, -0.1, -0.3])
+    (line,) = comparisons(result)
+    assert line["n"] == 3 and line["elsewhere"] == 2
+    said = "Pairs made on different processors or with different versions of PyTorch: 2 of 3 of b against a."
+    assert said in format_study(result)
+
+
+def test_an_arm_that_is_not_there_is_not_taken_for_one_without_runs(tiny):
+    result = result_of({"a": [1.0, 1.2], "b": [0.9, 1.0]})
+    with pytest.raises(ValueError, match="unknown arm 'c': choose one of a, b"):
+        gaps(result, "c", "a")
+    with pytest.raises(ValueError, match="unknown arm 'c'"):
+        gaps(result, "a", "c")
+    planned = {**result, "study": tiny}
+    assert gaps(planned, "euler", "standard") == gaps(planned, "a", "standard") == []
+    with pytest.raises(ValueError, match="unknown arm 'eular'.*did you mean 'euler'"):
+        gaps(planned, "eular", "standard")
+
+
 def test_best_control_is_found_among_the_controls():
     result = result_of(
         {"a": [1.0, 1.0], "b": [0.5, 0.6], "kick": [0.9, 0.8], "drift": [1.1, 1.0]}, (("b", "best control"),)
@@ -579,16 +701,21 @@ def test_check_repeats_to_the_bit_and_finds_another_number(tiny, text, tmp_path,
         check(tiny, 5)
 
 
-def test_check_elsewhere_allows_what_training_itself_does(tiny, tmp_path, monkeypatch):
+def test_check_elsewhere_allows_what_training_itself_does(tiny, tmp_path, monkeypatch, capsys):
     rows = study(tiny, tmp_path)["runs"]
     for row in rows:
         row["environment"]["torch"] = "another"
     noise = [{"arm": a, "seed": s, "nats": x} for s in range(2) for a, x in (("standard", 1.0), ("perturbed", 1.01))]
     monkeypatch.setattr(module, "_stored_rows", lambda name: {"tiny": rows, "noise": noise}.get(name, []))
     (line,) = check(tiny, 1)
-    assert line["fine"] and line["allowed"] == pytest.approx(3 * 0.01 / 2**0.5)
+    assert line["fine"] and line["allowed"] == pytest.approx(3 * 0.01)  # of a difference of two runs
+    assert line["differs"] == ["version of PyTorch"]
     for row in rows:
         row["nats"] += 0.1
+        row["train"]["precision"], row["environment"]["cpu"] = "bf16", "another"
+    assert main(["study", tiny, "--check", "1"]) == 1
+    said = capsys.readouterr().out
+    assert "NOT the same (within 0.0300; another precision and processor and version of PyTorch)\n" in said
     assert not check(tiny, 1)[0]["fine"]
 
 
@@ -616,9 +743,12 @@ def test_bad_input(tiny, tmp_path, capsys):
     for bad in ((0, 2), (3, 2)):
         with pytest.raises(ValueError, match="shard"):
             study(tiny, tmp_path, shard=bad)
-    for more in (["--show"], ["--check", "1"], []):
-        assert main(["study", "ablatoin", *more, "--out", str(tmp_path)]) == 2
-        assert f"unknown study 'ablatoin': choose one of {', '.join(studies)}\n" in capsys.readouterr().err
+    for more in (["--show", "--out", str(tmp_path)], ["--check", "1"], ["--out", str(tmp_path)]):
+        assert main(["study", "ablatoin", *more]) == 2
+        assert (
+            f"unknown study 'ablatoin': choose one of {', '.join(studies)} (did you mean 'ablation'?)\n"
+            in capsys.readouterr().err
+        )
     assert main(["study", tiny, "--check", "1"]) == 2
     assert "no run of the study tiny ships with this package" in capsys.readouterr().err
     for path, words in (("", "must not be empty"), ("~nosuchuser", "there is no user")):
@@ -633,6 +763,21 @@ def test_bad_input(tiny, tmp_path, capsys):
     assert main(["study", tiny, "--show", "--json", "--out", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == []
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["--check", "1", "--shard", "1/2"], "--check takes no --shard"),
+        (["--check", "1", "--jobs", "1", "--out", "x"], "--check takes no --jobs and no --out"),
+        (["--show", "--shard", "1/2"], "--show takes no --shard"),
+        (["--show", "--jobs", "2"], "--show takes no --jobs"),
+        (["--show", "--out", __file__], f"--out must be a folder, got the file {__file__}"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(given, said, tiny, capsys):
+    assert main(["study", tiny, *given]) == 2
+    assert capsys.readouterr().err == f"coupled-qk: {said}\n"
 
 
 def test_help_names_the_studies(capsys):
