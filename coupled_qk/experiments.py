@@ -51,18 +51,31 @@ def draw_gaps(
     ax.set_xlabel(f"difference, {unit}", fontsize=9)
 
 # %% ../nbs/07_language_modelling.ipynb #lm-reach
+def _check_curve(x: np.ndarray, y: np.ndarray, target: float) -> None:
+    "Raise ValueError for what is no curve of losses over growing lengths."
+    if x.ndim != 1 or not len(x) or not ((x > 0) & (x < np.inf)).all() or not (np.diff(x) > 0).all():
+        raise ValueError(f"tokens must be positive, finite lengths, each longer than the one before, got {x}")
+    if y.shape != x.shape or np.isinf(y).any():
+        raise ValueError(f"losses must be a number (nan: missing) for each of the {len(x)} tokens, got {y}")
+    if not math.isfinite(target):
+        raise ValueError(f"target must be a finite number, got {target}")
+
+
 def reach(
     tokens: Sequence[float],  # lengths that were trained, growing
-    losses: Sequence[float],  # of each
+    losses: Sequence[float],  # of each; nan: missing
     target: float,
-) -> float:  # the tokens at which the loss falls to the target; nan where it never does
-    "How long one must train to reach a loss, on straight lines over the logarithm of the tokens. It does not guess outside."
-    x, y = np.log(np.asarray(tokens, float)), np.asarray(losses, float)
-    for i in range(len(x) - 1):
-        if y[i] >= target >= y[i + 1] and y[i] > y[i + 1]:
-            share = (y[i] - target) / (y[i] - y[i + 1])
-            return float(np.exp(x[i] + share * (x[i + 1] - x[i])))
-    return math.nan
+) -> float:  # the tokens at which the loss first falls to the target; nan where nobody knows
+    """How long one must train to reach a loss, on straight lines over the logarithm of the tokens. It does not guess outside.
+    A missing loss is taken to lie between its neighbours; where the target may lie there, too, the answer is nan."""
+    x, y = np.asarray(tokens, float), np.asarray(losses, float)
+    _check_curve(x, y, target)
+    there = np.flatnonzero(y <= target)  # false for nan
+    i = int(there[0]) if len(there) else 0
+    if i == 0:  # never, or not after the first length
+        return float(x[0]) if y[0] == target else math.nan
+    share = (y[i - 1] - target) / (y[i - 1] - y[i])  # nan after a missing loss
+    return float(np.exp(np.log(x[i - 1]) + share * np.log(x[i] / x[i - 1])))
 
 # %% ../nbs/07_language_modelling.ipynb #lm-all
 _all_ = ["compare", "study"]

@@ -9,23 +9,66 @@ __all__ = ['Difference', 'difference', 'holm', 'equivalence_p', 'deviation', 'po
 
 # %% ../nbs/appendix/stats.ipynb #e361d2ff
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Real
+from typing import Any, NamedTuple
 
 import numpy as np
 
 # %% ../nbs/appendix/stats.ipynb #80843b54
-def _row(numbers: Sequence[float], least: int, name: str = "gaps") -> np.ndarray:
-    "One row of numbers. Raises ValueError for too few, or for one that is not finite."
+def _number(x: Any, name: str) -> float:
+    "One real number. Raises TypeError for anything else, a string of digits too, and ValueError for one not finite."
+    if getattr(x, "ndim", None) == 0:  # of an array or a tensor
+        x = x.item()
+    if not isinstance(x, Real):
+        raise TypeError(f"{name} must hold numbers, got {type(x).__name__}")
     try:
-        row = np.array([float(x) for x in numbers])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a row of numbers: {error}") from error
-    if len(row) < least:
-        raise ValueError(f"{name} must be at least {least} numbers, got {len(row)}")
-    if not np.isfinite(row).all():
-        raise ValueError(f"{name} must be finite numbers, got {row}")
+        value = float(x)
+    except OverflowError:  # of a huge integer
+        value = math.inf
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite numbers, got {value}")
+    return value
+
+
+def _parts(numbers: Iterable[Any], name: str) -> list[Any]:
+    "What a row holds. Raises TypeError for text and for what has no order, and ValueError for a table."
+    unfit = isinstance(numbers, str | bytes | bytearray | Mapping | Set) or not isinstance(numbers, Iterable)
+    if unfit or getattr(numbers, "ndim", 1) == 0:
+        raise TypeError(f"{name} must be a row of numbers, got {type(numbers).__name__}")
+    parts = list(numbers)
+    if any(isinstance(x, list | tuple) or getattr(x, "ndim", 0) for x in parts):
+        raise ValueError(f"{name} must be one row of numbers, got a row of rows")
+    return parts
+
+
+def _row(numbers: Iterable[Any], least: int, name: str) -> np.ndarray:
+    "One row of finite numbers. Raises TypeError for what is no row of numbers, and ValueError for too few."
+    parts = _parts(numbers, name)
+    if len(parts) < least:
+        raise ValueError(f"{name} must be at least {least} numbers, got {len(parts)}")
+    return np.array([_number(x, name) for x in parts])
+
+
+def _gaps(numbers: Iterable[Any], name: str = "gaps") -> np.ndarray:
+    "At least two numbers whose squares neither overflow nor vanish."
+    row = _row(numbers, 2, name)
+    largest = abs(row).max()
+    if largest and not 1e-100 <= largest <= 1e100:
+        raise ValueError(f"{name} must be zero or of a size from 1e-100 to 1e100, got {largest}")
     return row
+
+
+def _no_spread(row: np.ndarray) -> bool:
+    "Are all numbers the same, but for rounding?"
+    return bool(np.ptp(row) <= 1e-9 * abs(row).max())
+
+
+def _check_reals(**numbers: float) -> None:
+    "Raise TypeError unless all are real numbers."
+    for name, x in numbers.items():
+        if not isinstance(x, Real):
+            raise TypeError(f"{name} must be a number, got {type(x).__name__}")
 
 # %% ../nbs/appendix/stats.ipynb #a9760ef5
 class Difference(NamedTuple):
@@ -35,7 +78,7 @@ class Difference(NamedTuple):
     mean: float
     low: float  # 95 % interval of the mean, by Student's t
     high: float
-    p: float  # two-sided, of no difference
+    p: float | None  # two-sided, of no difference; None where equal differences leave a t-test nothing to divide by
     sign_p: float | None  # two-sided, of the sign test; None below six pairs, where it cannot reach 0.05
 
 
@@ -45,44 +88,47 @@ def difference(
     "The mean of paired differences with its 95 % t-interval, the t-test's p, and from six pairs on the sign test's."
     from scipy.stats import binomtest, ttest_1samp
 
-    row = _row(gaps, 2)
-    if np.ptp(row) == 0:  # no spread: the t-test would divide by zero
-        same = row[0] == 0
-        p, interval = (1.0 if same else 0.0), (row[0], row[0])
-    else:
-        test = ttest_1samp(row, 0)
-        p, interval = test.pvalue, test.confidence_interval(0.95)
+    row = _gaps(gaps)
     moved = row[row != 0]
-    sign = binomtest(int((moved < 0).sum()), len(moved)).pvalue if len(row) >= 6 and len(moved) else None
-    return Difference(len(row), float(row.mean()), float(interval[0]), float(interval[1]), float(p), sign)
+    sign = float(binomtest(int((moved < 0).sum()), len(moved)).pvalue) if len(row) >= 6 and len(moved) else None
+    if _no_spread(row):
+        same = float(row[0])
+        return Difference(len(row), same, same, same, None if same else 1.0, sign)
+    test = ttest_1samp(row, 0)
+    low, high = map(float, test.confidence_interval(0.95))
+    return Difference(len(row), float(row.mean()), low, high, float(test.pvalue), sign)
 
 # %% ../nbs/appendix/stats.ipynb #32ec3af8
 def holm(
-    p_values: Sequence[float],
-) -> list[float]:  # adjusted, in the given order
+    p_values: Sequence[float | None],  # None: not tested
+) -> list[float | None]:  # adjusted, in the given order
     "Holm's step-down correction for several comparisons (Holm 1979)."
-    row = _row(p_values, 0, "p_values")
+    parts = _parts(p_values, "p_values")
+    tested = [i for i, p in enumerate(parts) if p is not None]
+    row = _row([parts[i] for i in tested], 0, "p_values")
     if len(row) and not 0 <= row.min() <= row.max() <= 1:
         raise ValueError(f"p_values must lie between 0 and 1, got {row}")
-    adjusted, largest = [0.0] * len(row), 0.0
+    adjusted: list[float | None] = [None] * len(parts)
+    largest = 0.0
     for rank, i in enumerate(np.argsort(row)):
         largest = max(largest, min(1.0, (len(row) - rank) * float(row[i])))
-        adjusted[i] = largest
+        adjusted[tested[i]] = largest
     return adjusted
 
 # %% ../nbs/appendix/stats.ipynb #dc6caf2d
 def equivalence_p(
     gaps: Sequence[float],  # one for each seed, at least two
     margin: float,  # differences within it do not matter; fixed beforehand
-) -> float:  # below 0.05: equivalent within the margin
+) -> float:  # below 0.05: equivalent within the margin; nan for equal differences within it, which no t-test can judge
     "The larger p of two one-sided t-tests (Schuirmann 1987)."
     from scipy.stats import ttest_1samp
 
-    row = _row(gaps, 2)
+    row = _gaps(gaps)
+    _check_reals(margin=margin)
     if not 0 < margin < math.inf:
         raise ValueError(f"margin must be a positive number, got {margin}")
-    if np.ptp(row) == 0:
-        return float(not abs(row[0]) < margin)
+    if _no_spread(row):
+        return math.nan if abs(row[0]) < margin else 1.0
     above = ttest_1samp(row, -margin, alternative="greater").pvalue
     return float(max(above, ttest_1samp(row, margin, alternative="less").pvalue))
 
@@ -93,7 +139,7 @@ def deviation(
     "Standard deviation over seeds, with the interval of normal values."
     from scipy.stats import chi2
 
-    row = _row(values, 2)
+    row = _gaps(values, "values")
     sd, free = float(row.std(ddof=1)), len(row) - 1
     low, high = (sd * math.sqrt(free / chi2.ppf(q, free)) for q in (0.975, 0.025))
     return sd, low, high
@@ -107,8 +153,11 @@ def power(
     "The chance that a two-sided t-test at 5 % finds an effect."
     from scipy.stats import nct, t
 
-    if not (n >= 2 and 0 < sd < math.inf and abs(effect) < math.inf):  # false for nan, too
-        raise ValueError(f"n must be at least 2, sd positive and effect finite, got {n}, {sd} and {effect}")
+    _check_reals(effect=effect, sd=sd, n=n)
+    if not (n >= 2 and n % 1 == 0 and 0 < sd < math.inf and abs(effect) < math.inf):  # false for nan, too
+        raise ValueError(
+            f"n must be a whole number from 2 on, sd positive and effect finite, got {n}, {sd} and {effect}"
+        )
     shift, edge = abs(effect) / sd * math.sqrt(n), t.ppf(0.975, n - 1)
     if shift > 1e3 * edge:
         return 1.0  # SciPy gives nan out there
@@ -117,6 +166,7 @@ def power(
 
 
 def _check_wanted(wanted: float) -> None:
+    _check_reals(wanted=wanted)
     if not 0.05 < wanted < 1:
         raise ValueError(f"wanted, the power, must lie between 0.05 and 1, got {wanted}")
 
@@ -145,4 +195,6 @@ def smallest_effect(
     _check_wanted(wanted)
     if wanted > 0.99:
         raise ValueError(f"wanted must be at most 0.99 here, got {wanted}")
-    return float(brentq(lambda x: power(x, sd, n) - wanted, 0, 40 * sd))  # 40: enough for two pairs
+    power(0, sd, n)  # raises for what is no deviation, or no number of pairs
+    in_deviations = brentq(lambda x: power(x, 1, n) - wanted, 0, 40)  # 40: enough for two pairs
+    return float(sd * in_deviations)  # the search is as exact for a small deviation as for a large one

@@ -9,53 +9,72 @@ __all__ = ['check_interval', 'check_gaps', 'check_reach']
 
 # %% ../../nbs/appendix/exercises_07.ipynb #ex7-imp
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .verdict import answered, call, verdict
+from .verdict import answered, as_tensor, call, verdict
 
 # %% ../../nbs/appendix/exercises_07.ipynb #ex7-one-a
-_gaps = torch.tensor([-0.9, -1.1, 0.2, -0.6, 0.3], dtype=torch.float64)
-_t = 2.7764  # of five pairs
+_cases = (  # differences, and t of as many pairs
+    (torch.tensor([-0.9, -1.1, 0.2, -0.6, 0.3], dtype=torch.float64), 2.7764),
+    (torch.tensor([0.4, -0.7, -1.2, 0.1, -0.8, -0.3, 0.6, -1.0], dtype=torch.float64), 2.3646),
+)
 
 
-def _wrong_ends(ends: Tensor) -> str | None:
-    "What is wrong with the two ends of the interval of `_gaps`."
-    n, mean, sd = len(_gaps), _gaps.mean(), _gaps.std()
-    half = _t * sd / n**0.5
-    known = {
-        "the ends are the wrong way round: the low one comes first": (mean, -half),
-        "the interval is not around the mean of the differences, but around zero": (0 * mean, half),
-        "the mean is right, and the deviation is not divided by the root of n: so far may a single pair lie": (
-            mean,
-            _t * sd,
+def _known_ends(gaps: Tensor, t: float) -> dict[str, Tensor]:  # words -> the ends that deserve them
+    "What comes out of known mistakes."
+    n, mean, sd, root = len(gaps), gaps.mean(), gaps.std(), len(gaps) ** 0.5
+    half, biased = t * sd / root, sd * ((n - 1) / n) ** 0.5
+    first, its_t = len(_cases[0][0]), _cases[0][1]
+    halves = {  # words -> half the width
+        "the ends are the wrong way round: the low one comes first": -half,
+        "the mean is right, and the deviation is not divided by the root of n: so far may a single pair lie": t * sd,
+        "two things: the deviation is not divided by the root of n, and that of a sample has ddof=1": t * biased,
+        "you divided the deviation by n; divide it by the root of n": t * sd / n,
+        "you divided by the root of n - 1; n - 1 belongs into the deviation (ddof=1), and here stands the root of n": (
+            t * sd / (n - 1) ** 0.5
         ),
-        "you divided the deviation by n; divide it by the root of n": (mean, _t * sd / n),
-        "your deviation divides by n; that of a sample divides by n - 1 (ddof=1)": (
-            mean,
-            half * ((n - 1) / n) ** 0.5,
-        ),
-        "you took 1.96, which holds for many pairs; use the t that you are given": (mean, 1.96 * sd / n**0.5),
-        "t is missing: this is one standard error": (mean, sd / n**0.5),
-        "this is the variance where the standard deviation should be": (mean, _t * sd**2 / n**0.5),
+        "your deviation divides by n; that of a sample divides by n - 1 (ddof=1)": t * biased / root,
+        "you took 1.96, which holds for many pairs; use the t that you are given": 1.96 * sd / root,
+        "t is missing: this is one standard error": sd / root,
+        "this is the variance where the standard deviation should be": t * sd**2 / root,
+        f"your n is fixed at {first}; take len(g), which is {n} here": t * sd / first**0.5,
+        "your t is fixed; use the t that you are given": its_t * sd / root,
+        f"your t is fixed, and n at {first}; use the t that you are given, and len(g)": its_t * sd / first**0.5,
     }
-    close = lambda middle, half: torch.allclose(ends, torch.stack([middle - half, middle + half]), rtol=1e-4)
-    if close(mean, half):
+    return {words: torch.stack([mean - h, mean + h]) for words, h in halves.items()} | {
+        "these are the mean and half the width; return the two ends": torch.stack([mean, half]),
+        "the interval is not around the mean of the differences, but around zero": torch.stack([-half, half]),
+        "the sign of the mean is turned around": torch.stack([-mean - half, -mean + half]),
+    }
+
+
+def _wrong_ends(ends: Tensor, gaps: Tensor, t: float) -> str | None:
+    "What is wrong with the two ends of the interval of these differences."
+    half = t * gaps.std() / len(gaps) ** 0.5
+    right = torch.stack([gaps.mean() - half, gaps.mean() + half])
+    same = lambda other: torch.allclose(ends, other, rtol=1e-4)
+    if same(right):
         return None
-    shown = [tuple(round(x, 3) for x in pair) for pair in (ends.tolist(), [(mean - half).item(), (mean + half).item()])]
-    return next(
-        (words for words, wrong in known.items() if close(*wrong)), f"it is {shown[0]}, and should be {shown[1]}"
-    )
+    shown = [tuple(round(x, 3) for x in pair.tolist()) for pair in (ends, right)]
+    known = (words for words, wrong in _known_ends(gaps, t).items() if same(wrong))
+    return next(known, f"it is {shown[0]}, and should be {shown[1]}")
 
 
 def check_interval(
     answer: Any,  # a function of differences g and the quantile t that returns (low, high)
 ) -> bool:
     "Exercise 1: the interval of a mean."
-    ends, problem = answered(answer, (_gaps.numpy().copy(), _t), (2,))
-    return verdict(problem or _wrong_ends(ends), "mean, deviation, the root of n, and t: an interval by hand")
+    problem = None
+    for gaps, t in _cases:
+        if not problem:
+            ends, problem = answered(answer, (gaps.numpy().copy(), t), (2,))
+            problem = problem or _wrong_ends(ends, gaps, t)
+    words = problem and problem.replace("a tensor of shape (2,)", "two numbers (low, high)")
+    return verdict(words, "mean, deviation, the root of n, and t: an interval by hand")
 
 # %% ../../nbs/appendix/exercises_07.ipynb #ex7-two-a
 _rows = [
@@ -89,38 +108,85 @@ def _wrong_gaps(got: list[float]) -> str | None:
     return f"you return {[round(x, 3) for x in got]}, and should {right}: is each pair of one seed, and of euler and standard?"
 
 
+def _odd(x: Any) -> str | None:
+    "Why this is no number in a list, in words; None: it is one."
+    if x is None:
+        return "None: leave out a seed that lacks one of its runs"
+    if isinstance(x, list | tuple | dict | set) or getattr(x, "ndim", None):
+        return "more than one number in one place: return the differences only, in one row"
+    return f"something of type {type(x).__name__}" if as_tensor(x, (), finite=False)[1] else None
+
+
+def _as_list(value: Any) -> tuple[list[float], str | None]:  # numbers, and what is wrong, in words; None: nothing
+    "Read a learner's list; never raises."
+    must, name = "return a list of numbers, one for each seed", type(value).__name__
+    if isinstance(value, dict):
+        return [], f"{must}; yours is of type {name}: return its values, in the order of the seeds"
+    if isinstance(value, set | frozenset):
+        return [], f"{must}; yours is of type {name}, which has no order"
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable) or getattr(value, "ndim", None) == 0:
+        return [], f"{must}; yours is of type {name}"
+    parts, problem = call(lambda: list(value))  # a generator runs only now
+    if problem:
+        return [], problem
+    odd = next(filter(None, map(_odd, parts)), None)
+    if odd:
+        return [], f"{must}; yours holds {odd}"
+    return [as_tensor(x, (), finite=False)[0].item() for x in parts], None
+
+
 def check_gaps(
     answer: Any,  # a function of rows (arm, seed, loss) that returns differences
 ) -> bool:
     "Exercise 2: differences in pairs."
     value, problem = call(answer, list(_rows))
-    if not problem:
-        try:
-            value = [float(x) for x in value]
-        except (TypeError, ValueError):
-            problem = f"return a list of numbers; yours is of type {type(value).__name__}"
-    return verdict(problem or _wrong_gaps(value), "a pair is one seed, and a seed without its partner does not count")
+    got, problem = ([], problem) if problem else _as_list(value)
+    return verdict(problem or _wrong_gaps(got), "a pair is one seed, and a seed without its partner does not count")
 
 # %% ../../nbs/appendix/exercises_07.ipynb #ex7-three-a
 _tokens = [0.5, 1.0, 2.0, 4.0]
 _losses = [5.0, 4.6, 4.3, 4.4]
-_targets = {4.8: 0.5 * 2**0.5, 4.6: 1.0, 4.4: 2 ** (2 / 3), 5.0: 0.5}  # target -> tokens
+_targets = {  # target -> tokens; the first one tells a share from the same share turned around
+    4.7: 0.5 * 2**0.75,
+    4.8: 0.5 * 2**0.5,
+    4.6: 1.0,
+    4.4: 2 ** (2 / 3),
+    4.35: 2 ** (5 / 6),
+    4.3: 2.0,
+    5.0: 0.5,
+    4.0: math.nan,
+    5.2: math.nan,
+}
+
+
+def _wrong_line(target: float, got: float) -> str | None:
+    "The known mistake on the way between two lengths that leads to these tokens."
+    pairs = list(zip(_tokens, _losses, strict=True))
+    for (a, la), (b, lb) in zip(pairs, pairs[1:], strict=False):
+        share = (la - target) / (la - lb)
+        if la >= target >= lb and math.isclose(got, a + share * (b - a), rel_tol=1e-6):
+            return "you went on a straight line over the tokens; take the logarithm of the tokens"
+        if la >= target >= lb and math.isclose(got, a * (b / a) ** (1 - share), rel_tol=1e-6):
+            return "your share is turned around: it is 0 at the shorter of the two lengths, and 1 at the longer"
+    return None
 
 
 def _wrong_reach(target: float, got: float) -> str | None:
     "What is wrong with the learner's tokens for one target."
-    right, where = _targets[target], f"for a target of {target}"
+    right = _targets[target]
+    if math.isnan(right):
+        why = "it is above the first loss, and nobody trained so little" if target > _losses[0] else "no run reached it"
+        return None if math.isnan(got) else f"{why}, so nobody knows; you answer {got:.4g} instead of nan"
     if math.isclose(got, right, rel_tol=1e-6):
         return None
     if math.isnan(got):
-        return f"{where} you answer nan, but that loss was reached"
-    pairs = list(zip(_tokens, _losses, strict=True))
-    for (a, la), (b, lb) in zip(pairs, pairs[1:], strict=False):
-        if la >= target >= lb and math.isclose(got, a + (la - target) / (la - lb) * (b - a), rel_tol=1e-6):
-            return f"{where} you went on a straight line over the tokens; take the logarithm of the tokens"
+        return "you answer nan, but that loss was reached"
+    plain = f"you answer {got:.4g}, and it should be {right:.4g}"
+    if right in _tokens:  # an end of a line, where a mistake on the way does not show
+        return plain
     if got in _tokens:
-        return f"{where} you answer with a length that was trained; the loss falls to the target between two of them"
-    return f"{where} you answer {got:.4g}, and it should be {right:.4g}"
+        return "you answer with a length that was trained; the loss falls to the target between two of them"
+    return _wrong_line(target, got) or plain
 
 
 def check_reach(
@@ -128,12 +194,11 @@ def check_reach(
 ) -> bool:
     "Exercise 3: the length at which a loss is reached."
     problem = None
-    for target in _targets:
+    for target, right in _targets.items():
         if not problem:
             got, problem = answered(answer, (list(_tokens), list(_losses), target), (), finite=False)
+            if problem and math.isnan(right):
+                problem += '; where nobody knows, return float("nan")'
             problem = problem or _wrong_reach(target, got.item())
-    if not problem:
-        got, problem = answered(answer, (list(_tokens), list(_losses), 4.0), (), finite=False)
-        if not problem and not math.isnan(got.item()):
-            problem = f"no run reached a loss of 4.0, so nobody knows; you answer {got.item():.4g} instead of nan"
+            problem = problem and f"for a target of {target}: {problem}"
     return verdict(problem, "between two lengths on a line over the logarithm, and no guess beyond them")
