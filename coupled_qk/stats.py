@@ -49,7 +49,7 @@ def _row(numbers: Iterable[Any], least: int, name: str) -> np.ndarray:
         raise ValueError(f"{name} must be at least {least} numbers, got {len(parts)}")
     return np.array([_number(x, name) for x in parts])
 
-
+# %% ../nbs/appendix/stats.ipynb #st-gaps
 def _gaps(numbers: Iterable[Any], name: str = "gaps") -> np.ndarray:
     "At least two numbers whose squares neither overflow nor vanish."
     row = _row(numbers, 2, name)
@@ -164,7 +164,7 @@ def power(
     wrong_side = np.nan_to_num(nct.cdf(-edge, n - 1, shift))  # and here, where it is far below 1e-16
     return float(nct.sf(edge, n - 1, shift) + wrong_side)
 
-
+# %% ../nbs/appendix/stats.ipynb #st-needed
 def _check_wanted(wanted: float) -> None:
     _check_reals(wanted=wanted)
     if not 0.05 < wanted < 1:

@@ -51,7 +51,7 @@ def _known_ends(gaps: Tensor, t: float) -> dict[str, Tensor]:  # words -> the en
         "the sign of the mean is turned around": torch.stack([-mean - half, -mean + half]),
     }
 
-
+# %% ../../nbs/appendix/exercises_07.ipynb #ex7-one-b
 def _wrong_ends(ends: Tensor, gaps: Tensor, t: float) -> str | None:
     "What is wrong with the two ends of the interval of these differences."
     half = t * gaps.std() / len(gaps) ** 0.5
@@ -107,7 +107,7 @@ def _wrong_gaps(got: list[float]) -> str | None:
         return "the differences are right, but not in the order of their seeds"
     return f"you return {[round(x, 3) for x in got]}, and should {right}: is each pair of one seed, and of euler and standard?"
 
-
+# %% ../../nbs/appendix/exercises_07.ipynb #ex7-two-b
 def _odd(x: Any) -> str | None:
     "Why this is no number in a list, in words; None: it is one."
     if x is None:
@@ -170,7 +170,7 @@ def _wrong_line(target: float, got: float) -> str | None:
             return "your share is turned around: it is 0 at the shorter of the two lengths, and 1 at the longer"
     return None
 
-
+# %% ../../nbs/appendix/exercises_07.ipynb #ex7-three-b
 def _wrong_reach(target: float, got: float) -> str | None:
     "What is wrong with the learner's tokens for one target."
     right = _targets[target]
