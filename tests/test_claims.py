@@ -109,6 +109,11 @@ def test_no_study_is_no_result(monkeypatch):
     assert gap("steps", "euler-7", "euler-1").verdict == tokens_needed().verdict == "not measured yet"
 
 
+@pytest.mark.parametrize("judged", [judge, judge_alike])
+def test_pairs_without_spread_are_not_judged(judged):
+    assert judged([-0.1] * 3) == judged([0.2, 0.2]) == module.flat
+
+
 def test_judge_alike():
     assert judge_alike([0.001, -0.001, 0.0]) == alike
     assert judge_alike([0.1, 0.11, 0.12]) == opposite
