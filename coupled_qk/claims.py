@@ -43,7 +43,7 @@ def alike(within: float = margin) -> str:
     "The verdict that there is no difference to speak of."
     return f"equivalent within {within:.3f}"
 
-
+# %% ../nbs/appendix/claims.ipynb #cl-judges
 def judge(
     values: Sequence[float],  # one for each seed; less than zero is the paper's side
     within: float | None = margin,  # what counts as no difference; None: nothing does
