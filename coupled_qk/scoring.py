@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import Heads, Softmax, attend, attention_weights
-from .checks import check_evolves, check_integer, check_sizes, check_width
+from .checks import check_evolves, check_integer, check_one_shape, check_sizes, check_width
 from .coupling import evolve_groups
 
 # %% ../nbs/10_scoring.ipynb #sc-pairs-code
@@ -114,11 +114,19 @@ class Differential(Softmax):
 # %% ../nbs/10_scoring.ipynb #sc-v2-shares
 def _shares(
     matrix: nn.Linear,  # W_lambda, D -> H
+    q: Tensor,  # queries, (B, 2H, T, d)
+    k: Tensor,  # keys, (B, H_kv, S, d)
     x: Tensor | None,  # the layer's input, (B, T, D)
 ) -> Tensor:  # (B, H, T, 1), between 0 and 1
-    "How much of the second map each token subtracts in each head."
-    if x is None:
-        raise ValueError("x must be the layer's input, which decides how much is subtracted, got None")
+    "How much of the second map each token subtracts in each head. Raises ValueError unless pairs share their keys."
+    if x is None or x.shape[:2] != (q.shape[0], q.shape[2]):
+        got = None if x is None else tuple(x.shape)
+        raise ValueError(f"x must be the layer's input, (B, T, D) with the B and T of {tuple(q.shape)}, got {got}")
+    n = 2 * matrix.out_features
+    if q.shape[1] != n or n // k.shape[1] % 2:
+        raise ValueError(
+            f"q must have {n} heads, an even number for each key head, got {q.shape[1]} for {k.shape[1]} keys"
+        )
     return matrix(x).sigmoid().transpose(1, 2)[..., None]
 
 # %% ../nbs/10_scoring.ipynb #sc-v2-class
@@ -131,6 +139,7 @@ class DifferentialV2(Softmax):
         n_heads: int,  # H
     ):
         super().__init__()
+        check_sizes(d_model=d_model, n_heads=n_heads)
         self.share = nn.Linear(d_model, n_heads, bias=False)
 
     @classmethod
@@ -155,14 +164,14 @@ class DifferentialV2(Softmax):
     ) -> Tensor:
         "(B, 2H, T, d), (B, H_kv, S, d), (B, H_kv, S, d) -> (B, H, T, d)"
         read = attend(q, k, v, mask, causal)
-        return read[:, ::2] - _shares(self.share, x) * read[:, 1::2]
+        return read[:, ::2] - _shares(self.share, q, k, x) * read[:, 1::2]
 
     def weights(
         self, q: Tensor, k: Tensor, *, causal: bool = True, mask: Tensor | None = None, x: Tensor | None = None
     ) -> Tensor:
         "The difference of each pair of maps, (B, H, T, S); rows sum to 1 minus the token's share."
         maps = attention_weights(q, k, mask, causal)
-        return maps[:, ::2] - _shares(self.share, x) * maps[:, 1::2]
+        return maps[:, ::2] - _shares(self.share, q, k, x) * maps[:, 1::2]
 
 # %% ../nbs/10_scoring.ipynb #sc-qk-class
 class QKNorm(nn.Module):
@@ -217,6 +226,7 @@ def affine(
     on_queries: Iterable[nn.Module],  # of k; each moves q
 ) -> tuple[Tensor, Tensor, Tensor]:  # q and k, and the logarithm of the volume they gained, (...)
     "k <- k exp(s(q)) + t(q), then q <- q exp(s(k)) + t(k), for each pair of networks in turn."
+    check_one_shape(q=q, k=k)
     gained = torch.zeros_like(q[..., 0])
     for of_q, of_k in zip(on_keys, on_queries, strict=True):
         s, t = of_q(q)
@@ -281,5 +291,6 @@ class AffineCoupling(nn.Module):
 
     def log_det(self, q: Tensor, k: Tensor) -> Tensor:  # (B, H_kv, T)
         "The logarithm of how many times larger a small volume around each token's (q, k) becomes."
+        check_evolves(q, k, self.d, next(self.parameters()))
         mean = q.unflatten(1, (k.shape[1], -1)).mean(2)
         return affine(mean, k, self.on_keys, self.on_queries)[2]

@@ -18,7 +18,7 @@ from ..downstream import cut, pool
 from .verdict import answered, verdict
 
 # %% ../../nbs/appendix/exercises_11.ipynb #ex11-one-a
-_counts = [(70, 800, 70, 60), (40, 30, 20, 10), (5, 9, 11, 3), (0, 870, 0, 130), (10, 0, 5, 0)]
+_counts = [(70, 800, 70, 60), (40, 30, 20, 10), (5, 9, 11, 3), (3, 4, 9, 8), (0, 870, 0, 130), (10, 0, 5, 0)]
 
 
 def _matthews(tp: int, tn: int, fp: int, fn: int) -> float:
@@ -42,6 +42,8 @@ def _wrong_matthews(counts: tuple[int, int, int, int], got: float) -> str | None
     }
     if near(right):
         return None
+    if right < 0 and (near(-right) or near(0)):
+        return "answers that are mostly wrong get a negative number: keep the sign"
     words = next((words for words, wrong in known.items() if near(wrong)), "")
     return words or f"for TP {tp}, TN {tn}, FP {fp} and FN {fn} it is {got:.4g}, and should be {right:.4g}"
 

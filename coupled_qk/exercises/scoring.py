@@ -9,6 +9,7 @@ __all__ = ['check_lengths', 'check_undo', 'check_pairs']
 
 # %% ../../nbs/appendix/exercises_10.ipynb #ex10-imp
 import math
+import operator
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ def _wrong_bound(T: int, p: float, got: float) -> str | None:
         "scores reach from -g to g, so the best is 2g above the others: halve it": 2 * right,
         "there are T - 1 other keys, not T": math.log(T * odds) / 2,
         "the other keys are missing: with more of them the bound must be larger": math.log(odds) / 2,
+        "this is e^(2g): take the logarithm, and halve it": math.exp(2 * right),
         "an exponential e^g is not yet g: take the logarithm": math.exp(right),
     }
     if math.isclose(got, right, rel_tol=1e-6, abs_tol=1e-9):
@@ -84,6 +86,7 @@ def _wrong_undo(got: Tensor) -> str | None:
             k * (-_of_q(q * (-s).exp() - t)[0]).exp() - _of_q(q * (-s).exp() - t)[1],
         ),
         "the scales are not undone: divide by exp(s)": (q - t, k - _of_q(q - t)[1]),
+        "the query is right; now the key, which moved too": (back(q, s, t), k),
         "query and key are right, but in the wrong places": (back(k, s_late, t_late), back(q, s, t)),
         "these are the points that you were given": (q, k),
     }
@@ -113,7 +116,7 @@ _heads = [(4, 4), (4, 2), (8, 4), (12, 2), (2, 2)]
 def _as_pairs(value: Any) -> list[tuple[int, int]] | None:
     "Pairs of whole numbers; None for anything else."
     try:
-        return [(int(a), int(b)) for a, b in value]
+        return [(operator.index(a), operator.index(b)) for a, b in value]
     except Exception:  # infinity, a tensor without numbers, whatever else came
         return None
 
