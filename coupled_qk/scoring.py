@@ -79,6 +79,7 @@ class Differential(Softmax):
 
     @classmethod
     def for_layer(cls, layer: int, d_model: int, n_heads: int) -> "Differential":
+        "The module of layer `layer`, counted from 0."
         return cls(d_model // n_heads, layer)
 
     @staticmethod
@@ -144,6 +145,7 @@ class DifferentialV2(Softmax):
 
     @classmethod
     def for_layer(cls, layer: int, d_model: int, n_heads: int) -> "DifferentialV2":
+        "The module of a layer, the same in each."
         return cls(d_model, n_heads)
 
     @staticmethod

@@ -405,10 +405,16 @@ def _worker(runs: Sequence[Run], out: Path) -> bool:  # was it asked to stop?
     return bool(asked)
 
 # %% ../nbs/appendix/study.ipynb #66515e56
+def _one_of_several(runs: Sequence[Run], out: Path) -> None:
+    "`_worker`, in a process of its own: only the work heeds Ctrl-C, and not the end of the process."
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _worker(runs, out)
+
+
 def _work_together(runs: Sequence[Run], out: Path, jobs: int) -> bool:  # were they asked to stop?
     "Let several processes work at the same list; waits for all, also after Ctrl-C. Raises RuntimeError when one failed."
     spawn = torch.multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_worker, args=(runs, out)) for _ in range(jobs)]
+    processes = [spawn.Process(target=_one_of_several, args=(runs, out)) for _ in range(jobs)]
     with _patient() as asked:  # they get it too
         for p in processes:
             p.start()
