@@ -9,7 +9,7 @@ __all__ = ['starts', 'regime', 'how', 'ablation_arms', 'control_arms', 'budgets'
            'recall_changes', 'sizes', 'studies', 'legend', 'Run', 'RecallRun', 'tokens', 'loss_spikes', 'layer_profile',
            'perform', 'work', 'Study', 'collect', 'study', 'trained', 'check', 'noise', 'warmup', 'ablation',
            'controls', 'steps', 'token_budgets', 'matched_texts', 'knob', 'scarce_text', 'rates_of_recall', 'recall',
-           'causes_of_plateaus', 'terms', 'force', 'rotary_order', 'stability', 'collapse', 'scale', 'gaps',
+           'causes_of_plateaus', 'compose', 'terms', 'force', 'rotary_order', 'stability', 'collapse', 'scale', 'gaps',
            'best_control', 'base_of', 'comparisons', 'domain_gaps', 'contrast', 'arm_table', 'comparison_table',
            'stability_table', 'format_study']
 
