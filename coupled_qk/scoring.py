@@ -87,8 +87,7 @@ class Differential(Softmax):
         "H queries and H_kv keys of width D/H, in pairs; each pair of keys has one value head, twice as wide."
         if n_kv_heads % 2:
             raise ValueError(f"differential attention needs an even number of key heads, got {n_kv_heads}")
-        d = d_model // n_heads
-        return Heads(n_heads, n_kv_heads, n_kv_heads // 2, d, 2 * d)
+        return Heads(n_heads, n_kv_heads, n_kv_heads // 2, d := d_model // n_heads, 2 * d)
 
     def forward(
         self,
