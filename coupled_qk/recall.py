@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
-from .checks import check_factory, check_ids, check_sizes
+from .checks import check_factory, check_flag, check_ids, check_sizes
 from .gpt import GPT, GPTConfig, make_pre, init_weights, named_stream, scores, stream_seed
 from .runs import RunFolder
 from .training import TrainConfig, learning_rate, make_optimizer, train_step
@@ -76,8 +76,7 @@ def _check_recall(seq_len: int, n_pairs: int, vocab: int, power: float, filler: 
         raise ValueError(f"vocab must be larger than seq_len = {seq_len}, got {vocab}")
     if isinstance(power, bool) or not isinstance(power, int | float) or not abs(power) < math.inf:  # false for nan
         raise ValueError(f"power must be a finite number, got {power!r}")
-    if not isinstance(filler, bool):
-        raise TypeError(f"filler must be True or False, got {filler!r}")
+    check_flag("filler", filler)
 
 # %% ../nbs/09_recall.ipynb #rc-mqar
 def mqar(
