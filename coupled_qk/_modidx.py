@@ -1096,4 +1096,5 @@ d = { 'settings': { 'branch': 'main',
                                      'coupled_qk.training.learning_rate': ('training.html#learning_rate', 'coupled_qk/training.py'),
                                      'coupled_qk.training.make_optimizer': ('training.html#make_optimizer', 'coupled_qk/training.py'),
                                      'coupled_qk.training.next_token_loss': ('training.html#next_token_loss', 'coupled_qk/training.py'),
+                                     'coupled_qk.training.set_rate': ('training.html#set_rate', 'coupled_qk/training.py'),
                                      'coupled_qk.training.train_step': ('training.html#train_step', 'coupled_qk/training.py')}}}

@@ -28,7 +28,7 @@ from .checks import check_floats, check_sizes
 from .corpora import Columns, Example, Task, find_task, read_glue, read_tsv  # noqa: F401 (handed on)
 from .data import Tokenizer
 from .gpt import Transformer, named_stream, stream_seed
-from .training import TrainConfig, autocast, learning_rate, make_optimizer
+from .training import TrainConfig, autocast, make_optimizer, set_rate
 
 # %% ../nbs/11_downstream.ipynb #ds-scikit
 def scikit(
@@ -299,8 +299,7 @@ def fine_tune(
     read = _reader(model, rows, frozen, config.precision)
     optimizer, losses = make_optimizer(model.head if frozen else model, config), []
     for step, batch in enumerate(itertools.islice(orders(len(rows), config.batch_size, config.seed), config.steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config) * group["pace"]
+        set_rate(optimizer, step, config)
         losses.append(_update(read, batch, labels, optimizer, config.clip))
     return Tuned(model, losses, score(task, answers(model, held, task.n_classes)))
 

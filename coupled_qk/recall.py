@@ -26,7 +26,7 @@ from .attention import MultiHeadAttention
 from .checks import check_factory, check_flag, check_ids, check_sizes
 from .gpt import GPT, GPTConfig, make_pre, init_weights, named_stream, scores, stream_seed
 from .runs import RunFolder
-from .training import TrainConfig, learning_rate, make_optimizer, train_step
+from .training import TrainConfig, make_optimizer, set_rate, train_step
 
 # %% ../nbs/09_recall.ipynb #rc-distinct
 def draw_distinct(
@@ -282,9 +282,7 @@ def _check_fits(model: nn.Module, task: RecallTask) -> None:
 
 def _update(model: nn.Module, optimizer: torch.optim.Optimizer, task: RecallTask, how: TrainConfig, step: int) -> float:
     "One step; returns the loss before it."
-    rate = learning_rate(step, how)
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["pace"]
+    set_rate(optimizer, step, how)
     return train_step(model, optimizer, *recall_batch(task, how.batch_size, how.seed, step), how)[0]
 
 
