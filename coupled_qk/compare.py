@@ -628,13 +628,15 @@ def format_table(
     rows: Sequence[Sequence[str]],  # a header and rows
     markdown: bool = False,  # for a page, not for a terminal
 ) -> str:
-    "A table as text: the first column to the left, the others to the right."
+    "A table as text: words to the left, numbers to the right."
+    columns = list(zip(*rows, strict=True))
+    right = [i > 0 and all(cell[:1] in "+-<±0123456789" for cell in c[1:]) for i, c in enumerate(columns)]
     if markdown:
-        rule = ["---", *["---:"] * (len(rows[0]) - 1)]
+        rule = ["---:" if to_right else "---" for to_right in right]
         return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rule, *rows[1:]])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     line = lambda row: "  ".join(
-        [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+        cell.rjust(w) if to_right else cell.ljust(w) for cell, w, to_right in zip(row, widths, right, strict=True)
     )
     return "\n".join(line(row).rstrip() for row in rows)
 

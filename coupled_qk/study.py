@@ -10,8 +10,8 @@ __all__ = ['starts', 'regime', 'how', 'little', 'short', 'ablation_arms', 'contr
            'loss_spikes', 'layer_profile', 'perform', 'work', 'Study', 'collect', 'study', 'trained', 'check',
            'little_rates', 'noise', 'warmup', 'ablation', 'controls', 'steps', 'token_budgets', 'matched_texts', 'knob',
            'scarce_text', 'rates_of_recall', 'recall', 'causes_of_plateaus', 'compose', 'terms', 'force',
-           'rotary_order', 'stability', 'collapse', 'scale', 'gaps', 'best_control', 'base_of', 'comparisons',
-           'domain_gaps', 'contrast', 'arm_table', 'comparison_table', 'stability_table', 'format_study']
+           'rotary_order', 'stability', 'collapse', 'scale', 'gaps_by_seed', 'gaps', 'best_control', 'base_of',
+           'comparisons', 'domain_gaps', 'contrast', 'arm_table', 'comparison_table', 'stability_table', 'format_study']
 
 # %% ../nbs/appendix/study.ipynb #099dc656
 import json
@@ -918,17 +918,27 @@ def _apart(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[float
     return [a["nats"] - b["nats"] for a, b in pairs]
 
 # %% ../nbs/appendix/study.ipynb #4d459cd3
-def gaps(
+def gaps_by_seed(
     result: dict[str, Any],  # of `study`
     arm: str,
     base: str,
-) -> list[float]:  # nats per token, one for each seed that both have, in the same precision
+) -> dict[int, float]:  # seed -> nats per token, where both have it in the same precision
     "How much worse an arm is than another with the same seed. Raises ValueError for an arm that is neither there nor planned."
     planned = studies[result["study"]]().runs if result.get("study") in studies else ()
     names = dict.fromkeys([run.arm for run in planned] + [row["arm"] for row in result["runs"]])
     for name in (arm, base) if names else ():
         look_up(names, name, "arm")
-    return _apart(_pairs(result, arm, base))
+    pairs = _pairs(result, arm, base)
+    return dict(zip((a["seed"] for a, _ in pairs), _apart(pairs), strict=True))
+
+
+def gaps(
+    result: dict[str, Any],  # of `study`
+    arm: str,
+    base: str,
+) -> list[float]:  # nats per token, one for each pair
+    "The same without the seeds."
+    return list(gaps_by_seed(result, arm, base).values())
 
 # %% ../nbs/appendix/study.ipynb #ca3a6eb8
 def best_control(
