@@ -75,6 +75,8 @@ def cut(
     room: int,  # for all of them together
 ) -> list[int]:  # how many of each may stay
     "The longest gives a token, again and again, until they fit; of equal ones the last."
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"lengths must not be negative, got {list(lengths)}")
     if room < len(lengths):
         raise ValueError(f"room must be a token for each of {len(lengths)} texts, got {room}")
     kept = list(lengths)
@@ -90,6 +92,8 @@ def token_row(
     context: int,  # the most tokens in a row
 ) -> Tensor:  # (n,), int64
     "The tokens of the texts, each followed by the separator, cut to the context."
+    if isinstance(texts, str):
+        raise TypeError(f"texts must be a sequence of texts, got one text: [{texts[:20]!r}] would be right")
     parts = [tokenizer.encode_all([text])[:-1].long() for text in texts]
     kept, end = cut([len(p) for p in parts], context - len(parts)), torch.tensor([tokenizer.separator])
     return torch.cat([t for part, n in zip(parts, kept, strict=True) for t in (part[:n], end)])
@@ -104,6 +108,8 @@ def pad(
 # %% ../nbs/11_downstream.ipynb #ds-pool-check
 def _check_pooling(h: Tensor, lengths: Tensor) -> None:
     check_floats(h=h)
+    if lengths.is_floating_point():
+        raise TypeError(f"lengths must be whole numbers, got {lengths.dtype}")
     if h.ndim != 3 or lengths.shape != h.shape[:1]:
         shapes = f"{tuple(h.shape)} and {tuple(lengths.shape)}"
         raise ValueError(f"h and lengths must have shapes (B, T, D) and (B,), got {shapes}")
@@ -168,6 +174,8 @@ def labels_of(
     if not labels:
         raise ValueError("examples must hold at least one, got none")
     if not n_classes:
+        if not all(map(math.isfinite, labels)):
+            raise ValueError(f"labels must be finite numbers, got {labels}")
         return torch.tensor(labels, dtype=torch.float32)
     if wrong := [x for x in labels if x not in range(n_classes)]:
         raise ValueError(f"labels must be classes, 0 ... {n_classes - 1}, got {wrong[0]!r}")
@@ -179,6 +187,9 @@ def task_loss(
     labels: Tensor,  # (B,)
 ) -> Tensor:  # one number
     "Cross-entropy for classes, the mean squared error for numbers."
+    if outputs.ndim != 2 or labels.shape != outputs.shape[:1]:
+        shapes = f"{tuple(outputs.shape)} and {tuple(labels.shape)}"
+        raise ValueError(f"outputs and labels must have shapes (B, outputs) and (B,), got {shapes}")
     exact = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if labels.is_floating_point():
         return F.mse_loss(exact[:, 0], labels.to(exact.dtype))
@@ -191,6 +202,7 @@ def orders(
     seed: int,
 ) -> Iterator[Tensor]:  # the numbers of the examples of each batch
     "Batches without end; each epoch is all examples in an order of its own."
+    check_sizes(n=n, batch_size=batch_size)
     for epoch in itertools.count():
         g = torch.Generator().manual_seed(stream_seed(seed, f"epoch {epoch}"))
         yield from torch.randperm(n, generator=g).split(batch_size)

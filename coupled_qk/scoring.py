@@ -211,6 +211,8 @@ class Conditioner(nn.Module):
         bound: float,  # of the log-scale
     ):
         super().__init__()
+        if not bound > 0:
+            raise ValueError(f"bound must be positive, got {bound}")
         self.bound = bound
         self.hidden, self.out = nn.Linear(d, hidden), _ZeroLinear(hidden, 2 * d)
 

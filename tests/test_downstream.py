@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -207,6 +208,10 @@ def test_the_longest_is_cut_first():
         lengths, room = rng.integers(1, 30, 2).tolist(), int(rng.integers(2, 60))
         assert cut(lengths, room) == slow_cut(lengths, room)
     assert cut([0, 5], 3) == [0, 3]
+    with pytest.raises(ValueError, match=r"lengths must not be negative, got \[3, -1\]"):
+        cut([3, -1], 5)
+    with pytest.raises(TypeError, match=r"texts must be a sequence of texts, got one text: \['abc'\]"):
+        token_row("abc", ByteTokenizer(), 8)
     with pytest.raises(ValueError, match="room must be a token for each of 2 texts, got 1"):
         cut([3, 3], 1)
 
@@ -257,6 +262,8 @@ def test_pooling_says_what_is_wrong():
         pool(h, torch.tensor([1, 2, 3]))
     with pytest.raises(ValueError, match="how must be one of last, mean, got 'max'"):
         pool(h, torch.tensor([1, 2]), "max")
+    with pytest.raises(TypeError, match="lengths must be whole numbers, got torch.float32"):
+        pool(torch.zeros(2, 3, 4), torch.ones(2))
     with pytest.raises(TypeError, match="h must be a tensor of floating-point numbers"):
         pool(h.long(), torch.tensor([1, 2]))
 
@@ -281,6 +288,12 @@ def test_labels():
     assert labels_of([Example(("x",), 1.5)], 0).dtype == torch.float32
     with pytest.raises(ValueError, match=r"labels must be classes, 0 ... 1, got 2"):
         labels_of([Example(("x",), 2)], 2)
+    with pytest.raises(ValueError, match="labels must be finite numbers, got .*nan"):
+        labels_of([Example(("a",), 1.5), Example(("b",), math.nan)], 0)
+    with pytest.raises(ValueError, match=r"outputs and labels must have shapes \(B, outputs\) and \(B,\), got"):
+        task_loss(torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="n must be a positive integer, got 0"):
+        next(orders(0, 4, 0))
     with pytest.raises(ValueError, match="examples must hold at least one, got none"):
         labels_of([], 2)
 

@@ -37,6 +37,8 @@ def test_labels_accepts(capsys, answer):
         ("among the pairs", lambda row, n: [*labels(row, n, start=0)[: 2 * n], *[-100] * (len(row) - 2 * n)]),
         ("at place 8", lambda row, n: labels(row, n - 1, start=2 * n)),
         ("shape (18,)", lambda row, n: [14, 17, 11]),
+        ("at place 5", lambda row, n: labels(row, 3)),
+        ("shape (8,)", lambda row, n: (labels(row, n) + [-100] * 18)[:18]),
         ("nothing yet", lambda *a: None),
     ],
 )
@@ -71,6 +73,7 @@ def test_weights_accepts(capsys, answer):
         ("softmax", lambda *a: torch.tensor(weights(*a, whole=False)).softmax(0)),
         ("should be", lambda n, power: weights(n, power / 2)),
         ("for a = 0.5", lambda n, power: weights(n, 0.01)),
+        ("shape (3,)", lambda n, power: weights(5, power)),
         ("nothing yet", lambda *a: None),
     ],
 )

@@ -18,6 +18,7 @@ from .verdict import answered, verdict
 # %% ../../nbs/appendix/exercises_08.ipynb #ex8-one-a
 _text = "crab crab dug crab hen hen hen ran owl owl sat owl crab".split()
 _shuffled = "hen crab owl dug crab sat hen owl ran crab owl hen crab".split()
+_bursts = ((_text, _shuffled, 4), (_text, _shuffled, 6), (_text[:12], _shuffled[:12], 6), (_shuffled, _text, 4))
 
 
 def _mean_entropy(order: Sequence[str], n: int, step: int = 0, rest: bool = False) -> float:
@@ -27,24 +28,27 @@ def _mean_entropy(order: Sequence[str], n: int, step: int = 0, rest: bool = Fals
     return sum(found) / len(found)
 
 
-def _wrong_burst(got: float, n: int) -> str | None:
-    "What is wrong with the learner's burstiness of `_text`."
-    inside, chance = _mean_entropy(_text, n), _mean_entropy(_shuffled, n)
-    rest = _mean_entropy(_shuffled, n, rest=True) - _mean_entropy(_text, n, rest=True)
-    each = _mean_entropy(_shuffled, n, 1) - _mean_entropy(_text, n, 1)
+def _wrong_burst(got: float, text: list[str], shuffled: list[str], n: int) -> str | None:
+    "What is wrong with the learner's burstiness of a text."
+    inside, chance = _mean_entropy(text, n), _mean_entropy(shuffled, n)
+    rest = _mean_entropy(shuffled, n, rest=True) - _mean_entropy(text, n, rest=True)
+    each = _mean_entropy(shuffled, n, 1) - _mean_entropy(text, n, 1)
+    less = _mean_entropy(shuffled[:-1], n) - _mean_entropy(text[:-1], n)
     known = {
         "the sign is turned around: a window with bursts has the lower entropy, so subtract it": inside - chance,
-        "chance is not subtracted: this is the whole text's entropy less that of the windows": word_entropy(_text)
+        "chance is not subtracted: this is the whole text's entropy less that of the windows": word_entropy(text)
         - inside,
         "this is the entropy of the windows; subtract it from that of the shuffled words' windows": inside,
         "these are nats; take the logarithm to base 2": (chance - inside) * math.log(2),
         "the words at the end do not fill a window, so leave them out": rest,
         "your windows overlap; the next one begins where the last one ended": each,
-        "this is the sum over windows; take the mean": (chance - inside) * (len(_text) // n),
+        "your last window is missing: it counts where the words just fill it": less,
+        "this is the sum over windows; take the mean": (chance - inside) * (len(text) // n),
     }
     if math.isclose(got, chance - inside, abs_tol=1e-6):
         return None
-    right = f"it is {got:.4f}, and should be {chance - inside:.4f} for windows of {n} words"
+    size = f"{len(text)} words in windows of {n}"
+    right = f"it is {got:.4f}, and should be {chance - inside:.4f} for {size}"
     return next((w for w, x in known.items() if math.isclose(got, x, abs_tol=1e-6)), right)
 
 
@@ -53,10 +57,10 @@ def check_burst(
 ) -> bool:
     "Exercise 1: burstiness."
     problem = None
-    for n in (4, 6):
+    for text, shuffled, n in _bursts:
         if not problem:
-            got, problem = answered(answer, (list(_text), list(_shuffled), n), ())
-            problem = problem or _wrong_burst(got.item(), n)
+            got, problem = answered(answer, (list(text), list(shuffled), n), ())
+            problem = problem or _wrong_burst(got.item(), text, shuffled, n)
     return verdict(problem, "what a window tells about its words, less what chance tells")
 
 # %% ../../nbs/appendix/exercises_08.ipynb #ex8-two-a

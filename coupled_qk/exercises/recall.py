@@ -18,45 +18,51 @@ from .verdict import answered, verdict
 
 # %% ../../nbs/appendix/exercises_09.ipynb #ex9-one-a
 _row = torch.tensor([4, 17, 9, 11, 2, 14, 0, 0, 2, 0, 0, 0, 4, 0, 9, 0, 0, 0])
-_questions = [8, 12, 14]
-_labels = torch.full((18,), -100.0, dtype=torch.float64)
-_labels[_questions] = torch.tensor([14.0, 17.0, 11.0], dtype=torch.float64)
+_short = torch.tensor([3, 12, 7, 19, 0, 7, 0, 3])
+_rows = ((_row, 3, [8, 12, 14], [14, 17, 11]), (_short, 2, [5, 7], [19, 12]))  # pairs, questions and answers
 
 
-def _wrong_labels(got: Tensor) -> str | None:
-    "What is wrong with the labels of `_row`."
-    if torch.equal(got, _labels):
+def _wrong_labels(got: Tensor, row: Tensor, n_pairs: int, questions: list[int], values: list[int]) -> str | None:
+    "What is wrong with the labels of a row."
+    none = torch.full((len(row),), -100.0, dtype=torch.float64)
+    labels = none.index_put((torch.tensor(questions),), torch.tensor(values, dtype=torch.float64))
+    if torch.equal(got, labels):
         return None
-    none = torch.full_like(_labels, -100)
-    keys, first, zeros = none.clone(), _labels.clone(), _labels.clone()
-    keys[_questions], zeros[_labels == -100] = _row[_questions].double(), 0.0
-    first[:6:2] = _row[1:6:2].double()
+    keys, first, zeros, end = none.clone(), labels.clone(), labels.clone(), 2 * n_pairs
+    keys[questions], zeros[labels == -100] = row[questions].double(), 0.0
+    first[:end:2] = row[1:end:2].double()
     known = {
         "nothing is asked in your labels: -100 stands everywhere": none,
-        "your labels stand one place behind the questions; here they stand at the questions": _labels.roll(1),
+        "your labels stand one place behind the questions; here they stand at the questions": labels.roll(1),
         "your labels are the keys; a question's answer is the value of its key": keys,
         "the pairs themselves ask nothing: only the second time that a key comes is a question": first,
         "where nothing is asked the label is -100: 0 would be an answer": zeros,
-        "your labels stand among the pairs; questions come behind them": first.where(torch.arange(18) < 6, none),
+        "your labels stand among the pairs; questions come behind them": first.where(
+            torch.arange(len(row)) < end, none
+        ),
     }
     for words, wrong in known.items():
         if torch.equal(got, wrong):
             return words
-    i = int((got != _labels).nonzero()[0])
-    return f"at place {i}, where the token is {_row[i]}, you say {got[i]:g}, and it should be {_labels[i]:g}"
+    i = int((got != labels).nonzero()[0])
+    return f"at place {i}, where the token is {row[i]}, you say {got[i]:g}, and it should be {labels[i]:g}"
 
 
 def check_labels(
     answer: Any,  # a function of a row (T,) and the number of its pairs that returns labels (T,)
 ) -> bool:
     "Exercise 1: the labels of a row."
-    got, problem = answered(answer, (_row, 3), (18,))
-    return verdict(problem or _wrong_labels(got), "each question has its key's value, and nothing else is asked")
+    problem = None
+    for row, n_pairs, questions, values in _rows:
+        if not problem:
+            got, problem = answered(answer, (row.clone(), n_pairs), (len(row),))
+            problem = problem or _wrong_labels(got, row, n_pairs, questions, values)
+    return verdict(problem, "each question has its key's value, and nothing else is asked")
 
 # %% ../../nbs/appendix/exercises_09.ipynb #ex9-two-a
-def _wrong_weights(got: Tensor, power: float) -> str | None:
-    "What is wrong with the weights of five slots."
-    g = torch.arange(5, dtype=torch.float64)
+def _wrong_weights(got: Tensor, n_slots: int, power: float) -> str | None:
+    "What is wrong with the weights of some slots."
+    g = torch.arange(n_slots, dtype=torch.float64)
     raw = (g + 1) ** (power - 1)
     right = raw / raw.sum()
     share = lambda w: w / w.sum()
@@ -71,7 +77,7 @@ def _wrong_weights(got: Tensor, power: float) -> str | None:
         "the exponent's sign is turned around: near slots are the likelier ones": share((g + 1) ** (1 - power)),
         "softmax would take exponentials of your weights; divide them by their sum": raw.softmax(0),
         "the formula has g + 1, and you have g + 2: slots count from 0": share((g + 2) ** (power - 1)),
-        "all slots are alike in your answer, and that is a = 1 only": torch.full_like(g, 0.2),
+        "all slots are alike in your answer, and that is a = 1 only": torch.full_like(g, 1 / n_slots),
     }
     shown = [[round(x, 3) for x in w.tolist()] for w in (got, right)]
     words = next((words for words, wrong in known.items() if close(wrong)), None)
@@ -83,19 +89,20 @@ def check_weights(
 ) -> bool:
     "Exercise 2: the gap law."
     problem = None
-    for power in (0.01, 0.5):
-        got, wrong = answered(answer, (5, power), (5,), finite=False)
-        problem = problem or wrong or _wrong_weights(got, power)
+    for n_slots, power in ((5, 0.01), (3, 0.5)):
+        got, wrong = answered(answer, (n_slots, power), (n_slots,), finite=False)
+        problem = problem or wrong or _wrong_weights(got, n_slots, power)
     return verdict(problem, "about one over the distance, and they sum to one")
 
 # %% ../../nbs/appendix/exercises_09.ipynb #ex9-three-a
 _asked = torch.tensor([[-100, 3, -100, -100], [2, -100, 4, -100], [1, 3, -100, 2]])
 _said = torch.tensor([[1, 3, 2, 0], [2, 4, 0, 3], [0, 3, 1, 4]])
+_others = torch.tensor([[1, 4, 3, 0], [2, 3, 4, 1], [1, 1, 1, 2]])
 
 
-def _wrong_accuracy(got: float) -> str | None:
+def _wrong_accuracy(got: float, said: Tensor) -> str | None:
     "What is wrong with an accuracy."
-    right = (_said == _asked).double()
+    right = (said == _asked).double()
     counts = (_asked != -100).sum(1)
     known = {
         "you divide by all questions of all rows at once; first each row, then the mean of rows": right.sum()
@@ -106,19 +113,24 @@ def _wrong_accuracy(got: float) -> str | None:
         "you count all right answers": right.sum(),
         "this is the share of wrong answers": 1 - (right.sum(1) / counts).mean(),
         "you compare with the label of the next place; here a label stands at its question": (
-            (_said[:, :-1] == _asked[:, 1:]).sum(1) / counts
+            (said[:, :-1] == _asked[:, 1:]).sum(1) / counts
         ).mean(),
     }
     true = (right.sum(1) / counts).mean().item()
     if abs(got - true) < 1e-4:
         return None
     words = next((words for words, wrong in known.items() if abs(got - float(wrong)) < 1e-4), None)
-    return words or f"you say {got:.3f}, and it should be {true:.3f}: a row each has 1 of 1, 1 of 2 and 1 of 3 right"
+    rows = ", ".join(f"{n:.0f} of {m}" for n, m in zip(right.sum(1), counts, strict=True))
+    return words or f"you say {got:.3f}, and it should be {true:.3f}: the rows have {rows} right"
 
 
 def check_accuracy(
     answer: Any,  # a function of logits (n, T, V) and labels (n, T) that returns a number
 ) -> bool:
     "Exercise 3: accuracy on the questions."
-    got, problem = answered(answer, (F.one_hot(_said, 5).float(), _asked), ())
-    return verdict(problem or _wrong_accuracy(got.item()), "questions count in their row, and rows count alike")
+    problem = None
+    for said in (_said, _others):
+        if not problem:
+            got, problem = answered(answer, (F.one_hot(said, 5).float(), _asked.clone()), ())
+            problem = problem or _wrong_accuracy(got.item(), said)
+    return verdict(problem, "questions count in their row, and rows count alike")
