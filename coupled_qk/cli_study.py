@@ -43,7 +43,7 @@ def add_study(
     )
     parser.add_argument(
         "name",
-        help="warmup, noise, ablation, controls, steps, tokens, corpora, corpora8, knob, scarce, recall-rates, "
+        help="warmup, little, noise, ablation, controls, steps, tokens, corpora, corpora8, knob, scarce, recall-rates, "
         "recall, recall-causes, compose, terms, force, rotary, stability, scale or collapse",
     )
     parser.add_argument("--jobs", type=int, help="processes at a time, one thread each (default: 1)")

@@ -102,12 +102,12 @@ def test_ways_of_scoring_are_compared_at_one_size():
 def test_shared_runs_are_made_once():
     keys = lambda name: {r.key for r in studies[name]().runs}
     assert len(keys("scarce") & keys("ablation")) == 10  # standard and euler on the whole text, five seeds
-    assert len(keys("ablation") & keys("controls")) == 30  # standard, euler and query_mlp, ten seeds
     assert len(keys("noise") & keys("ablation")) == 6
-    assert len(keys("terms") & keys("ablation")) == 10  # standard and euler, five seeds
-    assert len(keys("terms") & keys("controls")) == 20  # and the drift and the kick, which are two of its arms
-    assert len(keys("force") & keys("ablation")) == len(keys("rotary") & keys("ablation")) == 15
-    assert keys("collapse") < keys("stability") and not keys("stability") & keys("ablation")
+    assert len(keys("terms") & keys("controls")) == 20  # standard, euler, the drift and the kick, five seeds
+    assert len(keys("rotary") & keys("controls")) == 15 and len(keys("tokens") & keys("controls")) == 10
+    assert len(keys("force") & keys("steps")) == 15  # standard, euler and leapfrog
+    assert keys("collapse") < keys("stability") and keys("collapse") < keys("controls")
+    assert len(keys("little") & keys("controls")) == 2
 
 
 def test_sizes_have_tokens_in_proportion():
