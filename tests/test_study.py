@@ -106,7 +106,7 @@ def test_shared_runs_are_made_once():
     assert len(keys("terms") & keys("controls")) == 20  # standard, euler, the drift and the kick, five seeds
     assert len(keys("rotary") & keys("controls")) == 15 and len(keys("tokens") & keys("controls")) == 10
     assert len(keys("force") & keys("steps")) == 15  # standard, euler and leapfrog
-    assert keys("collapse") < keys("stability") and keys("collapse") < keys("controls")
+    assert keys("collapse") < keys("ablation") and len(keys("stability") & keys("controls")) == 9
     assert len(keys("little") & keys("controls")) == 2
 
 
