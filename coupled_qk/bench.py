@@ -7,7 +7,7 @@ Docs: https://coupled-qk.github.io/coupled_qk/cost.html.md"""
 # %% auto #0
 __all__ = ['Work', 'Label', 'Cost', 'block_costs', 'force_evaluations', 'training_flops', 'training_pass', 'memory_curve',
            'matmul_rate', 'copy_rate', 'clock_of', 'in_turn', 'Spread', 'relative', 'leapfrog_twice', 'head_by_head',
-           'copying', 'ExplicitSoftmax', 'DerivedForce', 'habits', 'habit_pass', 'peak_bytes']
+           'copying', 'ExplicitSoftmax', 'DerivedForce', 'peak_bytes']
 
 # %% ../nbs/12_cost.ipynb #co-imports
 import gc
@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median, quantiles
 from typing import NamedTuple, TypeVar
 
@@ -28,9 +27,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .attention import Softmax, attention_weights
 from .checks import check_sizes
-from .coupling import Coupling, Force, Step
+from .coupling import Force, Step
 from .gpt import GPT, GPTConfig, look_up, make_pre
-from .integrators import PotentialForce, leapfrog
+from .integrators import leapfrog
 from .scoring import AffineCoupling
 from .training import autocast, next_token_loss, precisions
 
@@ -46,7 +45,7 @@ class Cost(NamedTuple):
         "FLOPs for each byte."
         return self.flops / self.bytes
 
-
+# %% ../nbs/12_cost.ipynb #co-prod
 def _product(n: int, a: int, b: int) -> Cost:
     "A product of (n, a) and (a, b) in float32."
     return Cost(2 * n * a * b, 4 * (n * a + a * b + n * b))
@@ -210,7 +209,7 @@ class Spread(NamedTuple):
     low: float  # of the middle half
     high: float
 
-
+# %% ../nbs/12_cost.ipynb #co-relative
 def relative(
     seconds: Sequence[float],  # of one work, by round
     base: Sequence[float],  # of another, in the same rounds; itself: the ratios are 1
@@ -251,7 +250,7 @@ def head_by_head(step: Step) -> Step:
 
     return looped
 
-
+# %% ../nbs/12_cost.ipynb #co-copies
 def copying(step: Step) -> Step:
     "The same step, which makes a copy of all that it gets."
 
@@ -279,7 +278,7 @@ class ExplicitSoftmax(Softmax):
         "As `Softmax`, with as many heads of values as of queries."
         return attention_weights(q, k, mask, causal) @ v
 
-
+# %% ../nbs/12_cost.ipynb #co-derived
 class DerivedForce(nn.Module):
     "A careless slope of the potential U(q) = sum of softplus(W q + b), to be measured: PyTorch derives it on the way."
 
@@ -295,47 +294,6 @@ class DerivedForce(nn.Module):
         with torch.enable_grad():
             at = q if q.requires_grad else q.detach().requires_grad_()
             return -torch.autograd.grad(F.softplus(self.hidden(at)).sum(), at, create_graph=True)[0]
-
-# %% ../nbs/12_cost.ipynb #co-habits
-def habits(
-    d: int,  # head width
-    n: int = 1,  # steps
-) -> dict[str, tuple[Coupling, Softmax]]:  # name -> a pre-score module and a score
-    "Leapfrog as it should be, and with each careless habit."
-    make = partial(Coupling, d, n=n)
-    worst, closed = copying(head_by_head(leapfrog_twice)), PotentialForce(d)
-    return {
-        "none": (make(leapfrog), Softmax()),
-        "2n forces": (make(leapfrog_twice), Softmax()),
-        "a loop over heads": (make(head_by_head(leapfrog)), Softmax()),
-        "copies": (make(copying(leapfrog)), Softmax()),
-        "explicit scores": (make(leapfrog), ExplicitSoftmax()),
-        "all of these": (make(worst), ExplicitSoftmax()),
-        "none, force a slope": (make(leapfrog, force=closed), Softmax()),
-        "slope derived": (make(leapfrog, force=DerivedForce(d)), Softmax()),
-        "all, slope derived": (make(worst, force=DerivedForce(d)), ExplicitSoftmax()),
-    }
-
-# %% ../nbs/12_cost.ipynb #co-habit-pass
-def habit_pass(
-    pre: Coupling,
-    score: Softmax,
-    config: GPTConfig,
-    batch_size: int,
-    device: str = "cpu",
-) -> Work:
-    "As `training_pass` for one block, with this pre-score module and this score."
-    block = GPT(replace(config, n_layers=1)).blocks[0]
-    block.attn.pre, block.attn.score = nn.ModuleList([pre]), score  # type: ignore[union-attr]
-    block.to(device)
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(batch_size, config.context, config.d_model, generator=g).to(device).requires_grad_()
-
-    def step() -> None:
-        block.zero_grad(set_to_none=True)
-        block(x).sum().backward()
-
-    return step
 
 # %% ../nbs/12_cost.ipynb #co-peak
 def peak_bytes(

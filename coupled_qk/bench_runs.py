@@ -6,8 +6,8 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/bench_runs.html.md"""
 
 # %% auto #0
 __all__ = ['block_shape', 'batch_sizes', 'grid', 'reference', 'bench_legend', 'BenchConfig', 'bench_shape', 'bench_arms',
-           'writing', 'bench', 'scaling_points', 'scaling_shape', 'scaling', 'habit_seconds', 'bench_table',
-           'bench_facts', 'habit_table', 'draw_bench', 'scaling_ratios', 'draw_scaling']
+           'writing', 'bench', 'scaling_points', 'scaling_shape', 'scaling', 'habits', 'habit_pass', 'habit_seconds',
+           'bench_table', 'bench_facts', 'habit_table', 'draw_bench', 'scaling_ratios', 'draw_scaling']
 
 # %% ../nbs/appendix/bench_runs.ipynb #br-imports
 import os
@@ -20,18 +20,22 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .attention import Softmax
 from coupled_qk.bench import (
+    DerivedForce,
+    ExplicitSoftmax,
     Spread,
     Work,
     block_costs,
     clock_of,
     copy_rate,
+    copying,
     force_evaluations,
-    habit_pass,
-    habits,
+    head_by_head,
     in_turn,
+    leapfrog_twice,
     matmul_rate,
     peak_bytes,
     relative,
@@ -40,7 +44,9 @@ from coupled_qk.bench import (
 )
 from .checks import check_flag, check_sizes
 from .compare import environment, free_memory, pick_device
+from .coupling import Coupling
 from .gpt import GPT, GPTConfig, config_to_dict, count_parameters, look_up, presets, variants
+from .integrators import PotentialForce, leapfrog
 from .training import autocast, precisions
 
 if TYPE_CHECKING:
@@ -262,6 +268,47 @@ def scaling(
     with _one_thread():
         seconds = in_turn(works, what.rounds, 1, clock_of(what.device))
     return [{**row, "seconds": seconds[i]} for i, row in enumerate(rows)]
+
+# %% ../nbs/appendix/bench_runs.ipynb #br-habit-list
+def habits(
+    d: int,  # head width
+    n: int = 1,  # steps
+) -> dict[str, tuple[Coupling, Softmax]]:  # name -> a pre-score module and a score
+    "Leapfrog as it should be, and with each careless habit."
+    make = partial(Coupling, d, n=n)
+    worst, closed = copying(head_by_head(leapfrog_twice)), PotentialForce(d)
+    return {
+        "none": (make(leapfrog), Softmax()),
+        "2n forces": (make(leapfrog_twice), Softmax()),
+        "a loop over heads": (make(head_by_head(leapfrog)), Softmax()),
+        "copies": (make(copying(leapfrog)), Softmax()),
+        "explicit scores": (make(leapfrog), ExplicitSoftmax()),
+        "all of these": (make(worst), ExplicitSoftmax()),
+        "none, force a slope": (make(leapfrog, force=closed), Softmax()),
+        "slope derived": (make(leapfrog, force=DerivedForce(d)), Softmax()),
+        "all, slope derived": (make(worst, force=DerivedForce(d)), ExplicitSoftmax()),
+    }
+
+# %% ../nbs/appendix/bench_runs.ipynb #br-habit-pass
+def habit_pass(
+    pre: Coupling,
+    score: Softmax,
+    config: GPTConfig,
+    batch_size: int,
+    device: str = "cpu",
+) -> Work:
+    "As `training_pass` for one block, with this pre-score module and this score."
+    block = GPT(replace(config, n_layers=1)).blocks[0]
+    block.attn.pre, block.attn.score = nn.ModuleList([pre]), score  # type: ignore[union-attr]
+    block.to(device)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(batch_size, config.context, config.d_model, generator=g).to(device).requires_grad_()
+
+    def step() -> None:
+        block.zero_grad(set_to_none=True)
+        block(x).sum().backward()
+
+    return step
 
 # %% ../nbs/appendix/bench_runs.ipynb #br-habits
 def _one_habit(name: str, n: int, device: str) -> Work:

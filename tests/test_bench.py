@@ -137,7 +137,7 @@ def test_careless_habits_change_no_result(n):
     "Nor the gradient of the input; the slope's own pair is compared by its closed form in the chapter."
     torch.manual_seed(0)
     q, k = (torch.randn(2, 4, 5, 8, dtype=torch.float64, requires_grad=True) for _ in "qk")
-    ways = bench.habits(8, n)
+    ways = bench_runs.habits(8, n)
     good = ways["none"][0].double()
     want = torch.stack(torch.autograd.grad(sum((x**2).sum() for x in good(q, k)), (q, k)))
     for name in ("2n forces", "a loop over heads", "copies", "all of these"):
@@ -346,7 +346,7 @@ def test_the_stored_result_is_whole():
     for label, config in bench_arms(BenchConfig()).items():
         assert result["arms"][label]["flops"] == bench.training_flops(config, 4, whole=False)
     assert len(bench_runs.scaling_ratios(result["scaling"], "T", "leapfrog")) == 4
-    assert set(result["habits"]["7"]) == {"standard", *bench.habits(8)}
+    assert set(result["habits"]["7"]) == {"standard", *bench_runs.habits(8)}
 
 
 # -- what only this project needs to know
