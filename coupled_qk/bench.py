@@ -20,7 +20,6 @@ from statistics import median, quantiles
 from typing import NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -293,7 +292,7 @@ class DerivedForce(nn.Module):
         "The force at q."
         with torch.enable_grad():
             at = q if q.requires_grad else q.detach().requires_grad_()
-            return -torch.autograd.grad(F.softplus(self.hidden(at)).sum(), at, create_graph=True)[0]
+            return -torch.autograd.grad(nn.functional.softplus(self.hidden(at)).sum(), at, create_graph=True)[0]
 
 # %% ../nbs/12_cost.ipynb #co-peak
 def peak_bytes(
