@@ -44,6 +44,8 @@ CORE = [
     "training",
     "compare",
     "experiments",
+    "bench",
+    "bench_runs",
     "downstream",
     "downstream_study",
 ]
