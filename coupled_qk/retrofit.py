@@ -20,7 +20,7 @@ from .coupling import Coupling, Step, euler
 from .files import write_whole
 from .gpt import look_up, named_stream
 from .integrators import leapfrog, leapfrog_dkd, rk4, symplectic_euler
-from .sockets import Projections, Socket, attention_like, sockets
+from .sockets import Projections, Socket, attention_like, check_in_place, sockets
 
 # %% ../nbs/13_retrofit.ipynb #rt-steps
 steps: dict[str, Step] = {f.__name__: f for f in (euler, symplectic_euler, leapfrog, leapfrog_dkd, rk4)}
@@ -117,12 +117,20 @@ def _make(socket: Socket, name: str, plan: dict[str, Any], seed: int) -> Retrofi
     return made.train(socket.attn.training)
 
 # %% ../nbs/13_retrofit.ipynb #rt-layers
+def _plugged(model: nn.Module) -> dict[str, Socket]:
+    "The name of each attention module that is coupled, and its socket."
+    found = ((name, getattr(module, "_socket", None)) for name, module in model.named_modules())
+    return {name: socket for name, socket in found if socket}
+
+
 def coupled_layers(
     model: nn.Module,
 ) -> dict[str, Retrofit]:  # the name of each attention module, and its coupling
     "What `couple` has put in, in the order of the layers."
-    found = ((name, getattr(module, "_socket", None)) for name, module in model.named_modules())
-    return {name: socket.coupling for name, socket in found if socket}
+    found = _plugged(model)
+    for socket in found.values():
+        check_in_place(socket)
+    return {name: socket.coupling for name, socket in found.items()}  # type: ignore[misc]
 
 # %% ../nbs/13_retrofit.ipynb #rt-nested
 def _pack_rows(model: nn.Module, allowed: bool) -> None:
@@ -178,7 +186,7 @@ def _read(path: str | Path) -> dict[str, Tensor]:
     return found
 
 # %% ../nbs/13_retrofit.ipynb #rt-inside
-_place = re.compile(r"(?:^|(?<=\.))(?:coupling|pre\.\d+)\.")  # what stands between a layer's name and a weight's
+_place = re.compile(r"(?:^|(?<=\.))coupling\.")  # what stands between a layer's name and a weight's
 
 
 def _inside(key: str) -> bool:
@@ -277,8 +285,8 @@ def uncouple(
 ) -> nn.Module:  # the same model
     "Take all out that `couple` has put in. A model without it stays as it is."
     _check_model(model)
-    for name in coupled_layers(model):
-        model.get_submodule(name)._socket.unplug()  # type: ignore[union-attr,operator]
+    for socket in _plugged(model).values():
+        socket.unplug()
     _pack_rows(model, True)
     return model
 
@@ -294,7 +302,9 @@ def freeze_rest(
             f"model must be coupled before the rest is frozen, got {type(model).__name__} without coupling"
         )
     model.requires_grad_(False)
-    return [p.requires_grad_(True) for p in learn]
+    for p in learn:
+        p.requires_grad_(True)
+    return learn
 
 # %% ../nbs/13_retrofit.ipynb #rt-save
 def save_coupling(
