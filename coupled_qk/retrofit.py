@@ -6,14 +6,12 @@ __all__ = ['steps', 'unit_ratio', 'Retrofit', 'coupled_layers', 'couple', 'uncou
 
 # %% ../nbs/13_retrofit.ipynb #rt-imports
 import json
-import re
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -22,7 +20,7 @@ from .coupling import Coupling, Step, displacement, euler
 from .files import write_whole
 from .gpt import look_up, named_stream
 from .integrators import leapfrog, leapfrog_dkd, rk4, symplectic_euler
-from .sockets import Projections, Socket, attention_like, check_in_place, sockets
+from .sockets import Projections, Socket, attention_like, check_in_place, pack_rows, saved_couplings, sockets
 
 # %% ../nbs/13_retrofit.ipynb #rt-steps
 steps: dict[str, Step] = {f.__name__: f for f in (euler, symplectic_euler, leapfrog, leapfrog_dkd, rk4)}
@@ -134,16 +132,6 @@ def coupled_layers(
         check_in_place(socket)
     return {name: socket.coupling for name, socket in found.items()}  # type: ignore[misc]
 
-# %% ../nbs/13_retrofit.ipynb #rt-nested
-def _pack_rows(model: nn.Module, allowed: bool) -> None:
-    "May PyTorch's encoders pack padded rows for their fast path, which knows no coupling?"
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            if not allowed and module.use_nested_tensor:
-                module.use_nested_tensor, module._packed_rows = False, True  # type: ignore[assignment]
-            elif allowed and module.__dict__.pop("_packed_rows", False):
-                module.use_nested_tensor = True
-
 # %% ../nbs/13_retrofit.ipynb #rt-find
 def _places(model: nn.Module, layers: str, parts: Projections | None) -> dict[str, Socket]:
     "The sockets that a pattern names. Raises ValueError, with what looks like attention, where there are none."
@@ -171,45 +159,10 @@ def _plan(step: str | Step | None, n: int | None, balance: bool | None, saved: d
         raise ValueError(f"state holds a coupling with {saved}, got {given}")
     return plan
 
-# %% ../nbs/13_retrofit.ipynb #rt-read
-def _read(path: str | Path) -> dict[str, Tensor]:
-    "The tensors of a safetensors file, or of all in a folder. Raises FileNotFoundError or ValueError."
-    path = Path(path)
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    if not files or not files[0].is_file():
-        raise FileNotFoundError(f"state must be a safetensors file, or a folder with some, got {path}")
-    found: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as f:
-                found |= {key: f.get_tensor(key) for key in f.keys() if _inside(key)}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{file} is not a whole safetensors file: {error}") from error
-    return found
-
-# %% ../nbs/13_retrofit.ipynb #rt-inside
-_place = re.compile(r"(?:^|(?<=\.))coupling\.")  # what stands between a layer's name and a weight's
-
-
-def _inside(key: str) -> bool:
-    "May this be a weight of a coupling?"
-    return bool(_place.search(key))
-
-
-def _by_layer(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    "Layer -> its coupling's tensors; what else there is has no settings."
-    found: dict[str, dict[str, Tensor]] = {}
-    for key, t in tensors.items():
-        *_, match = _place.finditer(key)
-        found.setdefault(key[: match.start()].rstrip("."), {})[key[match.end() :]] = t
-    return {name: inside for name, inside in found.items() if "settings" in inside}
-
 # %% ../nbs/13_retrofit.ipynb #rt-saved
 def _saved(path: str | Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     "The tensors of each layer, and the settings that all share."
-    layers = _by_layer(_read(path))
-    if not layers:
-        raise ValueError(f"state must hold couplings that couple made, and {path} holds none")
+    layers = saved_couplings(path)
     settings = [_read_settings(inside["settings"]) for inside in layers.values()]
     if any(s != settings[0] for s in settings):
         raise ValueError(f"state must hold couplings of one kind, and {path} holds several")
@@ -263,7 +216,7 @@ def couple(
         found[name].plug(coupling)
     for name, tensors in kept.items():
         coupled_layers(model)[name].load_state_dict(tensors)
-    _pack_rows(model, False)
+    pack_rows(model, False)
     return model
 
 # %% ../nbs/13_retrofit.ipynb #rt-request
@@ -289,7 +242,7 @@ def uncouple(
     _check_model(model)
     for socket in _plugged(model).values():
         socket.unplug()
-    _pack_rows(model, True)
+    pack_rows(model, True)
     return model
 
 # %% ../nbs/13_retrofit.ipynb #rt-train
