@@ -20,7 +20,6 @@ from coupled_qk.attention import MultiHeadAttention
 from coupled_qk.coupling import Coupling
 from coupled_qk.gpt import GPT, GPTConfig, KVCache, load_model, save_model
 from coupled_qk.retrofit import (
-    Retrofit,
     couple,
     coupled_layers,
     freeze_rest,
