@@ -9,7 +9,6 @@ __all__ = ['steps', 'unit_ratio', 'Retrofit', 'coupled_layers', 'couple', 'uncou
            'save_coupling']
 
 # %% ../nbs/13_retrofit.ipynb #rt-imports
-import json
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -19,12 +18,26 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .checks import check_flag, check_heads, check_integer, check_steps
+from .checks import check_flag, check_heads, check_steps
 from .coupling import Coupling, Step, displacement, euler
 from .files import write_whole
 from .gpt import look_up, named_stream
 from .integrators import leapfrog, leapfrog_dkd, rk4, symplectic_euler
-from .sockets import Projections, Socket, attention_like, check_in_place, pack_rows, saved_couplings, sockets
+from coupled_qk.sockets import (
+    Projections,
+    Socket,
+    attention_like,
+    check_fits,
+    check_in_place,
+    check_model,
+    check_request,
+    head_lengths,
+    pack_rows,
+    pack_settings,
+    read_settings,
+    read_state,
+    sockets,
+)
 
 # %% ../nbs/13_retrofit.ipynb #rt-units
 def unit_ratio(
@@ -40,24 +53,6 @@ def unit_ratio(
 # %% ../nbs/13_retrofit.ipynb #rt-steps
 steps: dict[str, Step] = {f.__name__: f for f in (euler, symplectic_euler, leapfrog, leapfrog_dkd, rk4)}
 
-
-def _settings(step: str, n: int, balance: bool) -> Tensor:  # bytes
-    "What weights alone do not tell, as a row of bytes that is kept among them."
-    text = json.dumps({"step": step, "n": n, "balance": balance})
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
-
-
-def _read_settings(row: Tensor) -> dict[str, Any]:
-    "What `_settings` wrote. Raises ValueError for anything else."
-    try:
-        found = json.loads(bytes(row.tolist()))
-        check_steps(found["n"])
-        look_up(steps, found["step"], "step")
-        check_flag("balance", found["balance"])
-    except (TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"state holds settings that couple did not write: {error}") from error
-    return found
-
 # %% ../nbs/13_retrofit.ipynb #rt-class
 class Retrofit(Coupling):
     "A coupling for a model that exists: it starts at dt = 0, and keeps its settings among its weights."
@@ -72,7 +67,7 @@ class Retrofit(Coupling):
         super().__init__(d, look_up(steps, step, "step"), n, dt=0.0)
         self.settings: Tensor
         self.units: Tensor | None
-        self.register_buffer("settings", _settings(step, n, units is not None))
+        self.register_buffer("settings", pack_settings(step, n, units is not None))
         self.register_buffer("units", units)
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,28 +87,15 @@ class Retrofit(Coupling):
         found = state.get(f"{prefix}settings")
         if found is not None and not torch.equal(found.cpu(), self.settings.cpu()):
             args[-1].append(
-                f"{prefix}settings: {_read_settings(found)} was saved, and this coupling has {_read_settings(self.settings)}"
+                f"{prefix}settings: {read_settings(found)} was saved, and this coupling has {read_settings(self.settings)}"
             )
             return
         super()._load_from_state_dict(state, prefix, *args)
 
-# %% ../nbs/13_retrofit.ipynb #rt-lengths
-def _lengths(parts: list[Tensor | None], n: int) -> Tensor:  # (n,)
-    "The mean squared length of each head's queries or keys, for inputs of independent numbers of variance one."
-    rows = sum(p.detach().to("cpu", torch.float64).reshape(n, -1).square().sum(1) for p in parts if p is not None)
-    assert isinstance(rows, Tensor)
-    return rows
-
-
-def _units(socket: Socket) -> Tensor:
-    "The units of a layer, from its weights."
-    q, k = socket.weights()
-    return unit_ratio(_lengths(q, socket.n_heads), _lengths(k, socket.n_kv_heads))
-
 # %% ../nbs/13_retrofit.ipynb #rt-make
 def _make(socket: Socket, name: str, plan: dict[str, Any], seed: int) -> Retrofit:
     "A coupling that fits into this socket, drawn from (seed, name), in float32 or better."
-    units = _units(socket) if plan["balance"] else None
+    units = unit_ratio(*head_lengths(socket)) if plan["balance"] else None
     with named_stream(seed, name), torch.device("cpu"):
         made = Retrofit(socket.d, plan["step"], plan["n"], units)
     like = next((p for p in socket.attn.parameters() if p.is_floating_point()), torch.empty(0))
@@ -163,22 +145,6 @@ def _plan(step: str | Step | None, n: int | None, balance: bool | None, saved: d
         raise ValueError(f"state holds a coupling with {saved}, got {given}")
     return plan
 
-# %% ../nbs/13_retrofit.ipynb #rt-saved
-def _saved(path: str | Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    "The tensors of each layer, and the settings that all share."
-    layers = saved_couplings(path)
-    settings = [_read_settings(inside["settings"]) for inside in layers.values()]
-    if any(s != settings[0] for s in settings):
-        raise ValueError(f"state must hold couplings of one kind, and {path} holds several")
-    return layers, settings[0]
-
-# %% ../nbs/13_retrofit.ipynb #rt-fits
-def _fits(name: str, coupling: Retrofit, tensors: dict[str, Tensor]) -> None:
-    "Raise ValueError unless these are the weights of such a coupling."
-    say = lambda d: {key: tuple(t.shape) for key, t in sorted(d.items())}
-    if (wanted := say(coupling.state_dict())) != (got := say(tensors)):
-        raise ValueError(f"state does not fit {name or 'the model'}: it holds {got}, and the coupling has {wanted}")
-
 # %% ../nbs/13_retrofit.ipynb #rt-new
 def _new(
     model: nn.Module, found: dict[str, Socket], plan: dict[str, Any], seed: int, kept: dict[str, dict[str, Tensor]]
@@ -190,26 +156,11 @@ def _new(
             if any(isinstance(m, Coupling) or n == "coupling" for n, m in socket.attn.named_modules()):
                 raise ValueError(f"model must not be coupled already in its own way, as {name or 'it'} is")
             made[name] = _make(socket, name, plan, seed)
-        elif (now := _read_settings(has[name].settings)) != plan:
+        elif (now := read_settings(has[name].settings)) != plan:
             raise ValueError(f"model must be uncoupled before it gets {plan}: {name or 'it'} has {now}")
         if name in kept:
-            _fits(name, {**has, **made}[name], kept[name])
+            check_fits(name, {**has, **made}[name], kept[name])
     return made
-
-# %% ../nbs/13_retrofit.ipynb #rt-request
-def _check_model(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-
-
-def _check_request(model: nn.Module, layers: str, parts: Projections | None, seed: int) -> None:
-    "Raise TypeError or ValueError for what cannot be asked for."
-    _check_model(model)
-    check_integer("seed", seed)
-    if not isinstance(layers, str):
-        raise TypeError(f"layers must be a pattern of names such as '*.attn', got {type(layers).__name__}")
-    if parts is not None and not isinstance(parts, Projections):
-        raise TypeError(f"parts must be Projections(d, q, k), got {type(parts).__name__}")
 
 # %% ../nbs/13_retrofit.ipynb #rt-couple
 def couple(
@@ -224,8 +175,8 @@ def couple(
     state: str | Path | None = None,  # a file of save_coupling, or a folder of save_pretrained, to take up again
 ) -> nn.Module:  # the same model
     "Add coupling to a model, in place, at dt = 0: its outputs stay the same to the bit. Doing it twice changes nothing."
-    _check_request(model, layers, parts, seed)
-    kept, saved = ({}, None) if state is None else _saved(state)
+    check_request(model, layers, parts, seed)
+    kept, saved = ({}, None) if state is None else read_state(state)
     plan = _plan(step, n, balance, saved)
     found = _places(model, layers, parts)
     if missing := kept.keys() - found.keys():
@@ -243,7 +194,7 @@ def uncouple(
     model: nn.Module,
 ) -> nn.Module:  # the same model
     "Take all out that `couple` has put in. A model without it stays as it is."
-    _check_model(model)
+    check_model(model)
     for socket in _plugged(model).values():
         socket.unplug()
     pack_rows(model, True)
@@ -254,7 +205,7 @@ def freeze_rest(
     model: nn.Module,  # that was coupled
 ) -> list[nn.Parameter]:  # those that learn
     "Let the couplings learn, and nothing else. `model.requires_grad_(True)` lets everything learn again."
-    _check_model(model)
+    check_model(model)
     learn = [p for coupling in coupled_layers(model).values() for p in coupling.parameters()]
     if not learn:
         raise ValueError(
@@ -293,7 +244,7 @@ def save_coupling(
     model: nn.Module,  # that was coupled
 ) -> Path:  # the file
     "Write the couplings of a model, and nothing else of it, whole or not at all; `couple(model, state=path)` takes them up."
-    _check_model(model)
+    check_model(model)
     tensors = {
         f"{name}.{key}".lstrip("."): t.detach().to("cpu", copy=True).contiguous()
         for name, module in model.named_modules()

@@ -64,8 +64,8 @@ class Plan:
     new: str = "recipes"  # to go on with
     old_tokens: int = 65_536  # of the held-out text of the old kind
     model: GPTConfig = regime
-    pre_train: TrainConfig = replace(how, steps=500, eval_every=None)
-    tune: TrainConfig = TrainConfig(steps=120, batch_size=8, precision="bf16")
+    pre_train: TrainConfig = replace(how, steps=400, eval_every=None)
+    tune: TrainConfig = TrainConfig(steps=100, batch_size=8, precision="bf16")
     rates: tuple[float, ...] = (5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2)  # to choose from, for each way
     search_seed: int = 100
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)

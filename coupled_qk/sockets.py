@@ -6,9 +6,11 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/sockets.html.md"""
 
 # %% auto #0
 __all__ = ['check_in_place', 'Socket', 'PairSocket', 'PackedSocket', 'TorchSocket', 'Projections', 'sockets', 'attention_like',
-           'pack_rows', 'saved_couplings']
+           'head_lengths', 'check_model', 'check_request', 'pack_rows', 'saved_couplings', 'pack_settings',
+           'read_settings', 'read_state', 'check_fits']
 
 # %% ../nbs/appendix/sockets.ipynb #sk-imp
+import json
 import math
 import re
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
+from .checks import check_flag, check_integer, check_steps
 
 # %% ../nbs/appendix/sockets.ipynb #sk-check
 _others = ("key_value_states", "encoder_hidden_states")  # what cross-attention reads, by Hugging Face's names
@@ -63,9 +66,9 @@ class Socket:
         self.before: list[Any] = []  # the forwards that these instances had of their own
 
     @property
-    def coupling(self) -> nn.Module | None:
+    def coupling(self) -> nn.Module:
         "What is plugged in."
-        return self.attn.coupling if getattr(self.attn, "_socket", None) is self else None  # type: ignore[return-value]
+        return self.attn.coupling  # type: ignore[return-value]
 
     def plug(self, coupling: nn.Module) -> None:
         "Put a coupling in."
@@ -89,12 +92,10 @@ class Socket:
         _check_call(self, kwargs)
 
     def forwards(self) -> tuple[Callable[..., Any], ...]:
-        "What stands in for the forwards of `modules`."
-        raise NotImplementedError
+        raise NotImplementedError  # what stands in for the forwards of `modules`
 
     def weights(self) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        "Weight (outputs first) and bias of the queries, and of the keys."
-        raise NotImplementedError
+        raise NotImplementedError  # weight (outputs first) and bias of the queries, and of the keys
 
 # %% ../nbs/appendix/sockets.ipynb #sk-flat
 def _evolved(socket: Socket, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -435,6 +436,35 @@ def attention_like(
             seen.setdefault(kind, f"{name or 'the model'} ({kind} with {inside})")
     return list(seen.values())
 
+# %% ../nbs/appendix/sockets.ipynb #sk-lengths
+def _lengths(parts: list[Tensor | None], n: int) -> Tensor:  # (n,)
+    rows = [p.detach().to("cpu", torch.float64).reshape(n, -1).square().sum(1) for p in parts if p is not None]
+    return torch.stack(rows).sum(0)
+
+
+def head_lengths(
+    socket: Socket,
+) -> tuple[Tensor, Tensor]:  # of queries (H,) and keys (H_kv,), squared
+    "The mean squared length of each head's queries and keys, for inputs of independent numbers of variance one."
+    q, k = socket.weights()
+    return _lengths(q, socket.n_heads), _lengths(k, socket.n_kv_heads)
+
+# %% ../nbs/appendix/sockets.ipynb #sk-request
+def check_model(model: nn.Module) -> None:
+    "Raise TypeError unless it is one."
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
+def check_request(model: nn.Module, layers: str, parts: Projections | None, seed: int) -> None:
+    "Raise TypeError for what cannot be asked for."
+    check_model(model)
+    check_integer("seed", seed)
+    if not isinstance(layers, str):
+        raise TypeError(f"layers must be a pattern of names such as '*.attn', got {type(layers).__name__}")
+    if parts is not None and not isinstance(parts, Projections):
+        raise TypeError(f"parts must be Projections(d, q, k), got {type(parts).__name__}")
+
 # %% ../nbs/appendix/sockets.ipynb #sk-nested
 def pack_rows(
     model: nn.Module,
@@ -477,3 +507,48 @@ def saved_couplings(
     if not found:
         raise ValueError(f"state must hold couplings that couple made, and {path} holds none")
     return found
+
+# %% ../nbs/appendix/sockets.ipynb #sk-settings
+def pack_settings(
+    step: str,  # the name of an integrator
+    n: int,  # number of steps
+    balance: bool,
+) -> Tensor:  # bytes
+    "Settings as a row of bytes."
+    text = json.dumps({"step": step, "n": n, "balance": balance})
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def read_settings(row: Tensor) -> dict[str, Any]:
+    "What `pack_settings` wrote. Raises ValueError for anything else."
+    try:
+        found = json.loads(bytes(row.tolist()))
+        check_steps(found["n"])
+        check_flag("balance", found["balance"])
+        if not isinstance(found["step"], str):
+            raise TypeError(f"step must be a name, got {found['step']!r}")
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"state holds settings that couple did not write: {error}") from error
+    return found
+
+# %% ../nbs/appendix/sockets.ipynb #sk-state
+def read_state(
+    path: str | Path,  # see `saved_couplings`
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    "The tensors of each layer, and the settings that all share."
+    layers = saved_couplings(path)
+    settings = [read_settings(inside["settings"]) for inside in layers.values()]
+    if any(s != settings[0] for s in settings):
+        raise ValueError(f"state must hold couplings of one kind, and {path} holds several")
+    return layers, settings[0]
+
+
+def check_fits(
+    name: str,  # of the layer
+    coupling: nn.Module,
+    tensors: dict[str, Tensor],
+) -> None:
+    "Raise ValueError unless these are the weights of such a coupling."
+    say = lambda d: {key: tuple(t.shape) for key, t in sorted(d.items())}
+    if (wanted := say(coupling.state_dict())) != (got := say(tensors)):
+        raise ValueError(f"state does not fit {name or 'the model'}: it holds {got}, and the coupling has {wanted}")
