@@ -92,7 +92,7 @@ def test_unit_accepts(capsys, answer):
         ("nearest", lambda q, k: 2.0 ** math.floor(math.log2(k / q) / 2)),
         ("nearest", lambda q, k: 2.0 ** math.ceil(math.log2(k / q) / 2)),
         ("no power of two", lambda q, k: -1.0),
-        ("no power of two", lambda q, k: round(math.log2(k / q) / 2)),
+        ("the exponent", lambda q, k: round(math.log2(k / q) / 2)),
         ("nothing yet", lambda q, k: None),
     ],
 )

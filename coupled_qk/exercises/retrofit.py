@@ -92,6 +92,8 @@ def _wrong_unit(q: float, k: float, got: float) -> str | None:
     where = f"for queries of length {q:g} and keys of length {k:g} you say {got:g}"
     if math.isclose(got, right, rel_tol=1e-9):
         return None
+    if (q, k) == _lengths[0] and got == round(exact):
+        return f"{where}; that is the exponent: raise 2 to it"
     if got <= 0 or not math.isclose(math.log2(got) % 1, 0, abs_tol=1e-9) and not math.isclose(math.log2(got) % 1, 1):
         return f"{where}, which is no power of two: it would round"
     if round(exact) and math.isclose(got, 1 / right, rel_tol=1e-9):
