@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .checks import check_flag, check_heads, check_steps
+from .checks import check_flag, check_floats, check_heads, check_steps
 from .coupling import Coupling, Step, displacement, euler
 from .files import write_whole
 from .gpt import look_up, named_stream
@@ -30,6 +30,7 @@ from coupled_qk.sockets import (
     check_fits,
     check_in_place,
     check_model,
+    check_path,
     check_request,
     head_lengths,
     pack_rows,
@@ -44,14 +45,26 @@ def unit_ratio(
     q: Tensor,  # squared lengths of the queries, (H,)
     k: Tensor,  # squared lengths of the keys, (H_kv,)
 ) -> Tensor:  # (H_kv,), powers of two
-    "By what to multiply queries, and divide keys, to make them equally long, to within a factor of the root of two each."
+    "By what to multiply queries, and divide keys, to make them equally long, to within a factor of two."
+    check_floats(q=q, k=k)
+    if q.ndim != 1 or k.ndim != 1 or not len(k) or not len(q) or len(q) % len(k):
+        raise ValueError(f"q and k must have shapes (H,) and (H_kv,), got {tuple(q.shape)} and {tuple(k.shape)}")
     mean = q.view(len(k), -1).mean(1)
-    usable = (mean > 0) & (k > 0)
+    usable = (mean > 0) & (k > 0) & mean.isfinite() & k.isfinite()
     power = torch.where(usable, (k / mean).log2() / 4, 0.0).round()
     return torch.exp2(power)
 
 # %% ../nbs/13_retrofit.ipynb #rt-steps
 steps: dict[str, Step] = {f.__name__: f for f in (euler, symplectic_euler, leapfrog, leapfrog_dkd, rk4)}
+
+# %% ../nbs/13_retrofit.ipynb #rt-units-check
+def _check_units(units: Tensor | None) -> None:
+    "Raise TypeError or ValueError unless these are positive numbers, one for each key head."
+    if units is None:
+        return
+    check_floats(units=units)
+    if units.ndim != 1 or not bool(((units > 0) & units.isfinite()).all()):
+        raise ValueError(f"units must be one row of positive numbers, got {units.tolist()}")
 
 # %% ../nbs/13_retrofit.ipynb #rt-class
 class Retrofit(Coupling):
@@ -65,6 +78,7 @@ class Retrofit(Coupling):
         units: Tensor | None = None,  # of the queries for each key head, (H_kv,); None: those of the model
     ):
         super().__init__(d, look_up(steps, step, "step"), n, dt=0.0)
+        _check_units(units)
         self.settings: Tensor
         self.units: Tensor | None
         self.register_buffer("settings", pack_settings(step, n, units is not None))
@@ -77,6 +91,8 @@ class Retrofit(Coupling):
         if self.units is None:
             a, b = super().forward(a, b)
         else:
+            if len(self.units) != k.shape[1]:
+                raise ValueError(f"k must have {len(self.units)} heads, one for each unit, got {k.shape[1]}")
             of_k = self.units.view(-1, 1, 1)
             of_q = of_k.repeat_interleave(q.shape[1] // len(of_k), dim=0)
             a, b = super().forward(a * of_q, b / of_k)
@@ -113,6 +129,7 @@ def coupled_layers(
     model: nn.Module,
 ) -> dict[str, Retrofit]:  # the name of each attention module, and its coupling
     "What `couple` has put in, in the order of the layers."
+    check_model(model)
     found = _plugged(model)
     for socket in found.values():
         check_in_place(socket)
@@ -245,6 +262,7 @@ def save_coupling(
 ) -> Path:  # the file
     "Write the couplings of a model, and nothing else of it, whole or not at all; `couple(model, state=path)` takes them up."
     check_model(model)
+    check_path("path", path)
     tensors = {
         f"{name}.{key}".lstrip("."): t.detach().to("cpu", copy=True).contiguous()
         for name, module in model.named_modules()

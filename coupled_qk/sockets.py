@@ -6,8 +6,8 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/sockets.html.md"""
 
 # %% auto #0
 __all__ = ['Socket', 'check_in_place', 'PairSocket', 'PackedSocket', 'TorchSocket', 'Projections', 'sockets', 'attention_like',
-           'head_lengths', 'check_model', 'check_request', 'pack_rows', 'saved_couplings', 'pack_settings',
-           'read_settings', 'read_state', 'check_fits']
+           'head_lengths', 'check_model', 'check_request', 'check_path', 'pack_rows', 'saved_couplings',
+           'pack_settings', 'read_settings', 'read_state', 'check_fits']
 
 # %% ../nbs/appendix/sockets.ipynb #sk-imp
 import json
@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .attention import MultiHeadAttention
-from .checks import check_flag, check_integer, check_steps
+from .checks import check_flag, check_integer, check_steps, check_width
 
 # %% ../nbs/appendix/sockets.ipynb #sk-socket
 class Socket:
@@ -456,6 +456,14 @@ def check_model(model: nn.Module) -> None:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
+def _check_parts(parts: Projections) -> None:
+    check_width(parts.d)
+    if not isinstance(parts.q, str) or not isinstance(parts.k, str | None):
+        raise TypeError(f"parts must hold the names of projections, got {parts.q!r} and {parts.k!r}")
+    if parts.q == parts.k:
+        raise ValueError(f"parts must name two projections, or one packed one without k, got {parts.q!r} twice")
+
+
 def check_request(model: nn.Module, layers: str, parts: Projections | None, seed: int) -> None:
     "Raise TypeError for what cannot be asked for."
     check_model(model)
@@ -464,6 +472,14 @@ def check_request(model: nn.Module, layers: str, parts: Projections | None, seed
         raise TypeError(f"layers must be a pattern of names such as '*.attn', got {type(layers).__name__}")
     if parts is not None and not isinstance(parts, Projections):
         raise TypeError(f"parts must be Projections(d, q, k), got {type(parts).__name__}")
+    if parts is not None:
+        _check_parts(parts)
+
+
+def check_path(name: str, path: str | Path) -> None:
+    "Raise TypeError unless it can be a path."
+    if not isinstance(path, str | Path):
+        raise TypeError(f"{name} must be a path, got {type(path).__name__}")
 
 # %% ../nbs/appendix/sockets.ipynb #sk-nested
 def pack_rows(
@@ -495,6 +511,7 @@ def saved_couplings(
     path: str | Path,  # a safetensors file, or a folder with some
 ) -> dict[str, dict[str, Tensor]]:  # layer -> its coupling's tensors
     "The couplings in a file or folder. Raises FileNotFoundError, or ValueError where there are none."
+    check_path("state", path)
     path = Path(path)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or not files[0].is_file():

@@ -20,6 +20,8 @@ from coupled_qk.attention import MultiHeadAttention
 from coupled_qk.coupling import Coupling
 from coupled_qk.gpt import GPT, GPTConfig, KVCache, load_model, save_model
 from coupled_qk.retrofit import (
+    Retrofit,
+    displacements,
     couple,
     coupled_layers,
     freeze_rest,
@@ -678,6 +680,10 @@ def test_flex_attention():
         ({"n": 1.5}, "n, the number of steps"),
         ({"layers": 3}, "layers"),
         ({"parts": "wq"}, "parts"),
+        ({"parts": Projections(0, "q_proj", "k_proj")}, "head width"),
+        ({"parts": Projections(8, 3)}, "names of projections"),
+        ({"parts": Projections(8, "q_proj", "q_proj")}, "two projections"),
+        ({"state": 3}, "state must be a path"),
         ({"balance": 1}, "balance"),
         ({"seed": "a"}, "seed"),
         ({"state": "/nowhere/at.safetensors"}, "state"),
@@ -751,6 +757,49 @@ def test_units():
     ratio = (mean * u**2 / (k / u**2)).sqrt()
     assert (ratio.log2().abs() <= 1 + 1e-9).all() and (u.log2() % 1 == 0).all()
     assert torch.equal(unit_ratio(torch.zeros(2), torch.ones(2)), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "q, k",
+    [(torch.ones(5), torch.ones(2)), (torch.ones(0), torch.ones(0)), (torch.ones(2, 2), torch.ones(2)), ([1.0], [1.0])],
+)
+def test_units_of_what_is_no_head(q, k):
+    with pytest.raises((TypeError, ValueError), match="q"):
+        unit_ratio(q, k)
+
+
+def test_a_coupling_says_what_does_not_fit():
+    q = torch.ones(1, 4, 3, 8)
+    for units in (torch.zeros(2), torch.tensor([1.0, float("inf")]), torch.ones(1, 2), [1.0]):
+        with pytest.raises((TypeError, ValueError), match="units"):
+            Retrofit(8, units=units)
+    with pytest.raises(ValueError, match="k must have 2 heads"):
+        Retrofit(8, units=torch.ones(2))(q, q)
+    for f in (coupled_layers, displacements):
+        with pytest.raises(TypeError, match="model"):
+            f(3)
+    assert torch.equal(unit_ratio(torch.tensor([float("inf"), 1.0]), torch.tensor([1.0, float("nan")])), torch.ones(2))
+
+
+def test_displacements_are_those_of_the_dynamics():
+    model = ours()
+    assert displacements(model, IDS) == {}
+    rows = displacements(couple(model), IDS)
+    assert list(rows) == ["blocks.0.attn", "blocks.1.attn"] and all(
+        r == {"dt": 0, "q": 0, "k": 0} for r in rows.values()
+    )
+    assert all(r["q"] > 0 and r["k"] > 0 and r["dt"] == 0.5 for r in displacements(move(model, 0.5), IDS).values())
+    with pytest.raises(TypeError):
+        displacements(model, "no tokens")
+    assert not any(c._forward_hooks for c in coupled_layers(model).values())
+
+
+def test_a_whole_model_in_one_file(tmp_path):
+    "As torch.save keeps it: the copy is coupled, and independent."
+    model = couple(ours())
+    torch.save(model, tmp_path / "m.pt")
+    again = torch.load(tmp_path / "m.pt", weights_only=False)
+    assert torch.equal(again(IDS), model(IDS)) and not torch.equal(move(again)(IDS), model(IDS))
 
 
 def test_a_drawn_block_of_timm():
