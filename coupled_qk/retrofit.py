@@ -1,4 +1,4 @@
-"""A trained model can get coupling without changing by a bit, and learn from there. As an adapter it is gentle, and weak.
+"""A trained model can get coupling without changing by a bit, and learn from there: an adapter with a dial.
 
 Docs: https://coupled-qk.github.io/coupled_qk/retrofit.html.md"""
 
