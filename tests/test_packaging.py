@@ -48,13 +48,16 @@ CORE = [
     "bench_runs",
     "downstream",
     "downstream_study",
+    "sockets",
+    "retrofit",
+    "retrofit_study",
 ]
 USE = f"""
 import importlib, sys, coupled_qk
 from importlib import metadata, resources
 assert coupled_qk.__file__.startswith(sys.prefix), coupled_qk.__file__
 for name in {CORE}: importlib.import_module("coupled_qk." + name)
-late = {{"matplotlib", "ipywidgets", "IPython", "scipy", "tokenizers", "datasets", "sklearn", "torch._dynamo"}} & set(sys.modules)
+late = {{"matplotlib", "ipywidgets", "IPython", "scipy", "tokenizers", "datasets", "sklearn", "transformers", "peft", "torch._dynamo"}} & set(sys.modules)
 assert not late, f"loaded before they are used: {{late}}"
 assert metadata.version("coupled_qk") == coupled_qk.__version__
 assert (resources.files("coupled_qk") / "results" / "README.md").is_file()
