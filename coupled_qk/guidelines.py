@@ -73,8 +73,8 @@ def _texts() -> list[Guideline]:
     "The single texts, their mixture, and whether the two differ."
     kind = "Is the text of one kind?"
     single = [(name, row) for name in matched_domains[4] for row in rows_about(name) if not row.arm.endswith("/share")]
-    lines = [_of_study(kind, f"{name}, {row.n_bytes / 1e6:.0f} MB", *row[:3]) for name, row in single]
-    mixed = _of_study(kind, "a mixture of the four, 2 MB", "corpora", *euler_gap("on mix"))
+    lines = [_of_study(kind, f"{row.n_bytes / 1e6:.0f} MB of {name}", *row[:3]) for name, row in single]
+    mixed = _of_study(kind, "2 MB of their mixture", "corpora", *euler_gap("on mix"))
     words = {
         "less": "coupling gains more on text of one kind",
         "more": "coupling gains more on a mixture",
@@ -94,8 +94,8 @@ def _budget() -> list[Guideline]:
     find = partial(gap_of_gaps, "scarce", euler_gap("on 1/16"), euler_gap("on all"))
     shares = [(name, row) for name in matched_domains[4] for row in rows_about(name) if row.arm.endswith("/share")]
     return [
-        _of_study(asked, "a sixteenth of wikitext2, 0.7 MB", "scarce", *euler_gap("on 1/16")),
-        *(_of_study(asked, f"{name}, {row.n_bytes / 1e6:.1f} MB", *row[:3]) for name, row in shares),
+        _of_study(asked, "a sixteenth of wikitext2", "scarce", *euler_gap("on 1/16")),
+        *(_of_study(asked, f"{row.n_bytes / 1e6:.1f} MB of {name}", *row[:3]) for name, row in shares),
         Guideline(asked, "a sixteenth against all of wikitext2", find, words, "coupled-qk study scarce"),
     ]
 
@@ -178,15 +178,19 @@ def _others() -> list[Guideline]:
     choice = {"less": "coupling as the adapter", "more": "LoRA", "same": "either: no difference that matters"}
     never = Finding("nothing: no study of ours does it", "not measured")
     return [
-        _of_study(asked, "differential attention, version 1", "compose", "euler+differential", "standard+differential"),
+        _of_study(asked, "with differential attention V1", "compose", "euler+differential", "standard+differential"),
         _of_study(
-            asked, "differential attention, version 2", "compose", "euler+differential_v2", "standard+differential_v2"
+            asked, "with differential attention V2", "compose", "euler+differential_v2", "standard+differential_v2"
         ),
-        Guideline(asked, "QK-norm", lambda: never, gains, ""),
+        Guideline(asked, "with QK-norm", lambda: never, gains, ""),
         Guideline(
-            asked, "fine-tuning of all weights", partial(adapted, "everything, coupled", "everything"), gains, command
+            asked,
+            "fine-tuning all weights of a trained model",
+            partial(adapted, "everything, coupled", "everything"),
+            gains,
+            command,
         ),
-        Guideline(asked, "LoRA, instead of it", partial(adapted, "coupling alone", "LoRA"), choice, command),
+        Guideline(asked, "coupling instead of LoRA", partial(adapted, "coupling alone", "LoRA"), choice, command),
     ]
 
 # %% ../nbs/appendix/guidelines.ipynb #gl-all
