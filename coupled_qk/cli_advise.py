@@ -10,12 +10,9 @@ __all__ = ['examples', 'limits', 'add_advise', 'scale', 'as_json', 'format_advic
 # %% ../nbs/appendix/cli_advise.ipynb #ca-imp
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .cli_train import own_path
-
-if TYPE_CHECKING:
-    from coupled_qk.advise import Advice
 
 # %% ../nbs/appendix/cli_advise.ipynb #ca-add-code
 examples = """examples:
@@ -43,7 +40,7 @@ def add_advise(
 
 # %% ../nbs/appendix/cli_advise.ipynb #ca-scale-code
 def scale(
-    advice: "Advice",
+    advice: Any,  # what `advise.advise` returned
 ) -> str:  # in words; empty where no row speaks
     "At what scale the row was measured."
     from coupled_qk.study import collect, trained
@@ -66,7 +63,7 @@ limits = (
 
 # %% ../nbs/appendix/cli_advise.ipynb #ca-json-code
 def as_json(
-    advice: "Advice",
+    advice: Any,  # what `advise.advise` returned
 ) -> dict[str, Any]:
     "All that an answer rests on."
     text, row, found = advice.text, advice.row, advice.finding
@@ -94,7 +91,7 @@ _meaning = {
 }
 
 
-def _numbers(advice: "Advice") -> list[str]:
+def _numbers(advice: Any) -> list[str]:
     "The measures beside those of the nearest text, and the distances."
     from coupled_qk.advise import reach, references
     from coupled_qk.compare import format_table
@@ -111,7 +108,7 @@ def _numbers(advice: "Advice") -> list[str]:
     ]
 
 # %% ../nbs/appendix/cli_advise.ipynb #ca-evidence
-def _evidence(advice: "Advice") -> str:
+def _evidence(advice: Any) -> str:
     "The row that speaks, in words."
     row, found = advice.row, advice.finding
     if row is None or found is None:
@@ -125,7 +122,7 @@ def _evidence(advice: "Advice") -> str:
 
 # %% ../nbs/appendix/cli_advise.ipynb #ca-format
 def format_advice(
-    advice: "Advice",
+    advice: Any,  # what `advise.advise` returned
 ) -> str:
     "An answer in words."
     text = advice.text

@@ -110,7 +110,14 @@ _ours = {
     "letters": [3000.0, 0.15, 9.0],
     "lists": [2600.0, 0.70, 2.0],
 }
-_mine = ([1350.0, 0.12, 5.1], [2900.0, 0.68, 3.0], [1450.0, 0.80, 6.0], [2500.0, 0.20, 8.0], [2610.0, 0.16, 8.8])
+_mine = (
+    [1350.0, 0.12, 5.1],
+    [2900.0, 0.68, 3.0],
+    [1450.0, 0.80, 6.0],
+    [2500.0, 0.20, 8.0],
+    [2610.0, 0.16, 8.8],
+    [2550.0, 0.14, 2.4],
+)
 
 
 def _far(mine: list[float], by: np.ndarray) -> str:
@@ -129,6 +136,7 @@ def _wrong_name(mine: list[float], got: Any) -> str | None:
     known = {
         "the measure with the largest numbers decides alone: divide by the spread": _far(mine, np.ones(3)),
         "you multiply by the spread; divide by it": _far(mine, 1 / spread),
+        "the mean says how large a measure is, and not how much it varies": _far(mine, table.mean(axis=0)),
         "that is the farthest": list(_ours)[int((((table - mine) / spread) ** 2).sum(axis=1).argmax())],
         "only the first measure is heeded": list(_ours)[int(abs(table - mine)[:, 0].argmin())],
     }
