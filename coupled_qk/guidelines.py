@@ -219,10 +219,21 @@ def _short(rows: Sequence[tuple[Guideline, Finding]]) -> str:
     return "; ".join(f"**{word}** ({', '.join(names)})" for word, names in by_word.items())
 
 
+def _headline(rows: Sequence[tuple[Guideline, Finding]]) -> str:
+    "How many of the rows that ask whether to couple are decided, and how."
+    said = [says(line, found) for line, found in rows if line.says is gains]
+    decided = {word: said.count(word) for word in (couple, leave, no_gain)}
+    counts = ", ".join(f"{n} say *{word}*" for word, n in decided.items())
+    rest = len(said) - sum(decided.values())
+    return f"**In one line:** of {len(said)} rows that ask whether to couple, {counts}, and {rest} are open."
+
+
 def summary() -> str:  # Markdown
-    "A line for each question."
+    "What the rows say in one line, and a line for each question."
     found = _asked(guidelines())
-    return format_table([["question", "what our rows say"], *([q, _short(rows)] for q, rows in found.items())], True)
+    table = [["question", "what our rows say"], *([q, _short(rows)] for q, rows in found.items())]
+    every = [row for rows in found.values() for row in rows]
+    return f"{_headline(every)}\n\n{format_table(table, markdown=True)}"
 
 # %% ../nbs/appendix/guidelines.ipynb #gl-details
 def _entry(line: Guideline, found: Finding) -> str:

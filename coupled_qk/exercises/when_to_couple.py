@@ -101,7 +101,7 @@ def check_threshold(
         if not problem:
             got, problem = answered(answer, costs, ())
             problem = problem or _wrong_threshold(*costs, got.item())
-    return verdict(problem, "the dearer a vain gain and the trying, the surer one must be")
+    return verdict(problem, "the dearer coupling in vain and the trying, the surer one must be")
 
 # %% ../../nbs/appendix/exercises_14.ipynb #ex14-three-a
 _ours = {
