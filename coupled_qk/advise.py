@@ -10,7 +10,7 @@ __all__ = ['couple', 'leave', 'no_gain', 'unsure', 'measures', 'Numbers', 'decid
            'advise']
 
 # %% ../nbs/14_when_to_couple.ipynb #wh-imports
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,7 +72,7 @@ def _numbers(text: Corpus, size: int) -> Numbers:
     return {name: found[name] for name in measures}
 
 # %% ../nbs/14_when_to_couple.ipynb #wh-distance-code
-def single(texts: Mapping[str, Numbers]) -> list[str]:
+def single(texts: Iterable[str]) -> list[str]:
     "The names of those that are no mixture."
     return [name for name in texts if not name.startswith("mix")]
 

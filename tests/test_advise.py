@@ -378,7 +378,8 @@ class TestGuidelines:
         "With what is stored now: each line finds its row, and each study's arms exist."
         for line in guidelines.guidelines():
             assert line.find().verdict and line.question.endswith("?") and line.compared
-        text = guidelines.summary() + guidelines.details()
+        text = guidelines.summary()
+        assert text.startswith("**In one line:** of ")
         assert all(line.compared in text for line in guidelines.guidelines())
 
     @pytest.mark.parametrize("gaps, word", [(GAIN, couple), (HARM, leave), (SMALL, no_gain), (WIDE, unsure)])
