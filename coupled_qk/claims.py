@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from .compare import format_table, stored_result
+from .corpora import matched_domains
 from .downstream_study import paired_scores
 from .experiments import reach
 from .gpt import count_parameters, presets
@@ -479,6 +480,16 @@ questions += (
         "",
         partial(gap_of_gaps, "scarce", euler_gap("on 1/16"), euler_gap("on all")),
         "scarce",
+    ),
+    *(
+        Claim(
+            f"Is the loss of Euler less than that of standard attention on {amount} of {text}?",
+            "",
+            partial(gap, "corpora", *euler_gap(f"on {text}{part}"), answer),
+            "corpora",
+        )
+        for text in matched_domains[4]
+        for part, amount in (("", "2 million bytes"), ("/share", "half a million bytes"))
     ),
     Claim(
         "Is its gap less with two calm topics than with eight that change often?",

@@ -20,6 +20,7 @@ from typing import Any
 
 from . import __version__
 from .cli_bench import add_bench
+from .cli_advise import add_advise
 from .cli_study import add_study
 from .cli_train import add_generate, add_train, check_folder, own_path
 
@@ -177,6 +178,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_train(commands)
     add_generate(commands)
     add_bench(commands)
+    add_advise(commands)
     return parser
 
 # %% ../nbs/appendix/cli.ipynb #d2f8b3dd

@@ -7,9 +7,9 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/corpora.html.md"""
 # %% auto #0
 __all__ = ['wheels', 'domains', 'matched_domains', 'matched_arms', 'gpt2_wheel', 'Rows', 'hub_sets', 'glue_tasks', 'glue_columns',
            'task_wheels', 'standard_library', 'own_file', 'own_folder', 'Wheel', 'cache_folder', 'fetched', 'mixture',
-           'sample', 'matched', 'scarce', 'made_corpus', 'relatives', 'find_corpus', 'fetched_gpt2', 'HubSet',
-           'hub_documents', 'hub_tokens', 'Example', 'Task', 'glue', 'Columns', 'read_tsv', 'read_glue', 'fetched_task',
-           'find_task', 'describe', 'mixing', 'main']
+           'sample_of', 'sample', 'matched', 'scarce', 'made_corpus', 'relatives', 'find_corpus', 'fetched_gpt2',
+           'HubSet', 'hub_documents', 'hub_tokens', 'Example', 'Task', 'glue', 'Columns', 'read_tsv', 'read_glue',
+           'fetched_task', 'find_task', 'describe', 'mixing', 'main']
 
 # %% ../nbs/appendix/corpora.ipynb #c0a10003
 import argparse
@@ -525,17 +525,24 @@ def mixture(
     return Corpus(name, train, valid, f"equal shares of {', '.join(names)}", licence)
 
 # %% ../nbs/appendix/corpora.ipynb #c0a10070
+def sample_of(
+    parts: Sequence[Corpus],  # one, or several for equal shares
+    n_bytes: int,  # in all
+    seed: int = 1,  # of the choice of pieces
+) -> Split:  # nine tenths of training documents, a tenth of held-out ones
+    "Shuffled pieces of texts that are at hand. Raises ValueError for too little text."
+    held = n_bytes // 10
+    train, valid = [c.train for c in parts], [c.valid for c in parts]
+    return _equal_shares(train, n_bytes - held, seed), _equal_shares(valid, held, seed)
+
+
 def sample(
     names: Sequence[str],  # of the table `wheels`: one domain, or several in equal shares
     n_bytes: int = 2_400_000,  # in all
     seed: int = 1,  # of the choice of pieces
-) -> Split:  # nine tenths of training documents, a tenth of held-out ones
-    "Shuffled pieces of a text of one size. Raises ValueError for unknown names and too little text."
-    parts = _parts(names, n_bytes, seed)
-    held = n_bytes // 10
-    return _equal_shares([c.train for c in parts], n_bytes - held, seed), _equal_shares(
-        [c.valid for c in parts], held, seed
-    )
+) -> Split:
+    "The same of texts with names. Raises ValueError for unknown names and too little text."
+    return sample_of(_parts(names, n_bytes, seed), n_bytes, seed)
 
 # %% ../nbs/appendix/corpora.ipynb #c0a10072
 matched_domains = {4: ("wikitext2", "pubmed", "recipes", "code"), 8: domains}  # by K
