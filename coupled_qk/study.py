@@ -590,10 +590,15 @@ def _little(arm: str, seed: int, pre: str | None = None, *, shape: dict[str, Any
     return _run(arm, seed, pre, shape={**little, **(shape or {})}, **{**short, **more})
 
 # %% ../nbs/appendix/study.ipynb #lit-rate
-def little_rates(n_seeds: int = 2) -> Study:
+def little_rates(n_seeds: int = 4) -> Study:
     "Which learning rate suits the little regime?"
-    runs = [_little(f"{lr:g}", s, "standard", lr=lr) for s in range(n_seeds) for lr in (1e-3, 2e-3, 4e-3, 8e-3)]
-    return Study("Which learning rate suits the little regime?", tuple(runs), (), base="0.004")
+    runs = [_little(f"{lr:g}", s, "standard", lr=lr) for s in range(2) for lr in (1e-3, 8e-3)]
+    for s in range(n_seeds):
+        for lr in (2e-3, 4e-3):
+            runs.append(_little(f"{lr:g}", s, "standard", lr=lr))
+            runs.append(_little(f"{lr:g}, perturbed", s, "standard", lr=lr, start="perturbed"))
+    pairs = tuple((f"{lr:g}, perturbed", f"{lr:g}") for lr in (2e-3, 4e-3))
+    return Study("Which learning rate suits the little regime?", tuple(runs), pairs, base="0.004")
 
 # %% ../nbs/appendix/study.ipynb #881b3468
 def noise() -> Study:
