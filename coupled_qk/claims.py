@@ -189,7 +189,7 @@ def gap_of_gaps(
 def against_best_control() -> Finding:
     "Euler against the control with the lowest mean loss: chosen by its result, so the hardest one."
     control = best_control(collect("controls"))
-    found = gap("controls", "euler", control or "query_mlp")
+    found = gap("controls", "euler", control or "query_mlp", answer)
     return found._replace(ours=f"against {control}: {found.ours}") if found.pairs else found
 
 # %% ../nbs/appendix/claims.ipynb #cl-text-code

@@ -582,7 +582,7 @@ def _run(
 
 # %% ../nbs/appendix/study.ipynb #lit-code
 little: dict[str, Any] = {"d_model": 128, "n_heads": 2, "n_layers": 2, "d_ff": None}  # 0.66 million weights
-short: dict[str, Any] = {"steps": 500, "lr": 4e-3, "eval_every": 500}
+short: dict[str, Any] = {"steps": 500, "lr": 2e-3, "eval_every": 500}
 
 
 def _little(arm: str, seed: int, pre: str | None = None, *, shape: dict[str, Any] | None = None, **more: Any) -> Run:
@@ -598,7 +598,7 @@ def little_rates(n_seeds: int = 4) -> Study:
             runs.append(_little(f"{lr:g}", s, "standard", lr=lr))
             runs.append(_little(f"{lr:g}, perturbed", s, "standard", lr=lr, start="perturbed"))
     pairs = tuple((f"{lr:g}, perturbed", f"{lr:g}") for lr in (2e-3, 4e-3))
-    return Study("Which learning rate suits the little regime?", tuple(runs), pairs, base="0.004")
+    return Study("Which learning rate suits the little regime?", tuple(runs), pairs, base="0.002")
 
 # %% ../nbs/appendix/study.ipynb #881b3468
 def noise() -> Study:

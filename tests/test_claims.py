@@ -224,7 +224,7 @@ def test_the_hardest_control_is_chosen(stored):
     rows = [row("query_mlp", s, 4.0 + 0.1 * s) for s in range(3)] + [row("kick", s, 3.9 + 0.1 * s) for s in range(3)]
     stored(rows + [row("euler", s, 3.95 + 0.1 * s + 0.001 * s) for s in range(3)])
     found = module.against_best_control()
-    assert found.ours.startswith("against kick: +0.05") and found.verdict == module.opposite
+    assert found.ours.startswith("against kick: +0.05") and found.verdict == module.more
     stored([])
     assert module.against_best_control().verdict == "not measured yet"
 

@@ -107,7 +107,7 @@ def test_shared_runs_are_made_once():
     assert len(keys("rotary") & keys("controls")) == 15 and len(keys("tokens") & keys("controls")) == 10
     assert len(keys("force") & keys("steps")) == 15  # standard, euler and leapfrog
     assert keys("collapse") < keys("ablation") and len(keys("stability") & keys("controls")) == 9
-    assert len(keys("little") & keys("controls")) == 2
+    assert len(keys("little") & keys("controls")) == 4
 
 
 def test_sizes_have_tokens_in_proportion():
