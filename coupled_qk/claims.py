@@ -461,8 +461,13 @@ questions: tuple[Claim, ...] = (
         for term in ("key-key", "query-force", "key-force")
     ),
     *(
-        Claim(f"Is the loss less with {what}?", "", partial(gap, "force", f"euler, {what}", "euler", answer), "force")
-        for what in ("per_head", "potential", "linear", "fixed dt")
+        Claim(f"Is the loss less with {words}?", "", partial(gap, "force", f"euler, {what}", "euler", answer), "force")
+        for what, words in (
+            ("per_head", "a force of its own for each head"),
+            ("potential", "the slope of a potential as the force"),
+            ("linear", "a force that does not bend"),
+            ("fixed dt", "a step size that is not learned"),
+        )
     ),
     Claim(
         "Is the loss less with positions before the dynamics?",
