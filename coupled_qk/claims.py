@@ -6,13 +6,14 @@ Docs: https://coupled-qk.github.io/coupled_qk/appendix/claims.html.md"""
 
 # %% auto #0
 __all__ = ['margin', 'text_margin', 'score_margin', 'holds', 'opposite', 'unclear', 'unseen', 'counted', 'flat', 'less', 'more',
-           'untold', 'of_the_ablation', 'of_steps_and_sizes', 'of_texts', 'claims', 'questions', 'euler_gap', 'quarter',
-           'alike', 'judge', 'judge_larger', 'judge_alike', 'answer', 'Finding', 'Claim', 'gap', 'gap_of_gaps',
+           'untold', 'of_the_ablation', 'of_steps_and_sizes', 'of_texts', 'claims', 'questions', 'quarter', 'alike',
+           'judge', 'judge_larger', 'judge_alike', 'answer', 'Finding', 'Claim', 'with_interval', 'gap', 'gap_of_gaps',
            'against_best_control', 'texts_differ', 'ratio_of_deviations', 'spread', 'tokens_needed', 'calm', 'recalls',
-           'on_sentences', 'overhead', 'out_of_reach', 'ledger']
+           'on_sentences', 'overhead', 'out_of_reach', 'euler_gap', 'ledger']
 
 # %% ../nbs/appendix/claims.ipynb #cl-imp
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -137,12 +138,18 @@ def _hours(result: dict[str, Any], *arms: str) -> float:
     return sum(row["seconds"] for row in result["runs"] if row["arm"] in arms) / 3600
 
 
+def with_interval(
+    found: Difference,
+    unit: str = " nats per token",
+    digits: int = 4,
+) -> str:
+    "A mean difference and its interval, in words."
+    mean, low, high = (f"{x:+.{digits}f}" for x in (found.mean, found.low, found.high))
+    return f"{mean}{unit} (95 % interval {low} to {high})"
+
+
 def _in_words(found: Difference) -> str:
-    change = 100 * math.expm1(found.mean)
-    return (
-        f"{found.mean:+.4f} nats per token (95 % interval {found.low:+.4f} to {found.high:+.4f}), "
-        f"perplexity {change:+.1f} %"
-    )
+    return f"{with_interval(found)}, perplexity {100 * math.expm1(found.mean):+.1f} %"
 
 
 def _no_runs(result: dict[str, Any]) -> Finding:
@@ -174,7 +181,6 @@ def gap_of_gaps(
     name: str,  # of a study
     first: tuple[str, str],  # arm and base
     second: tuple[str, str],
-    judged: Callable[[Sequence[float]], str] = answer,
 ) -> Finding:
     "How much one gap is above another, over the seeds that have both."
     result = collect(name)
@@ -183,7 +189,7 @@ def gap_of_gaps(
     if len(values) < 2:
         return _no_runs(result)
     facts = len(values), _hours(result, *first, *second), _wanted(name, first[0])
-    return Finding(_in_words(difference(values)), judged(values), *facts)
+    return Finding(_in_words(difference(values)), answer(values), *facts)
 
 
 def against_best_control() -> Finding:
@@ -199,8 +205,7 @@ def texts_differ() -> Finding:
     values = contrast(result, "euler")
     if len(values) < 2:
         return _no_runs(result)
-    found = difference(values)
-    ours = f"{found.mean:+.4f} bits per byte (95 % interval {found.low:+.4f} to {found.high:+.4f})"
+    ours = with_interval(difference(values), " bits per byte")
     arms = {row["arm"] for row in result["runs"] if row["arm"].startswith(("euler", "standard"))}
     facts = len(values), _hours(result, *arms), _wanted("corpora", "euler on mix")
     return Finding(ours, judge(values, text_margin), *facts)
@@ -262,22 +267,18 @@ def calm() -> Finding:
     "How many spikes fewer Euler has than standard attention."
     result = collect("stability")
     arms = {pre: [r for r in result["runs"] if r["arm"].startswith(f"{pre} x")] for pre in ("standard", "euler")}
-    counts = {pre: {r["seed"]: 0 for r in rows} for pre, rows in arms.items()}
+    spikes = {pre: Counter[int]() for pre in arms}
     for pre, rows in arms.items():
         for row in rows:
-            counts[pre][row["seed"]] += len(row["spikes"])
-    seeds = [s for s in counts["euler"] if s in counts["standard"]]
-    if len(seeds) < 2:
+            spikes[pre][row["seed"]] += len(row["spikes"])
+    values = [n - spikes["standard"][s] for s, n in spikes["euler"].items() if s in spikes["standard"]]
+    if len(values) < 2:
         return _no_runs(result)
     lost = {pre: f"{sum('diverged' in r for r in rows)} of {len(rows)}" for pre, rows in arms.items()}
-    found = difference([counts["euler"][s] - counts["standard"][s] for s in seeds])
-    ours = (
-        f"diverged: {lost['euler']} Euler, {lost['standard']} standard; spikes of a seed {found.mean:+.1f} "
-        f"(95 % interval {found.low:+.1f} to {found.high:+.1f})"
-    )
-    verdict = judge([counts["euler"][s] - counts["standard"][s] for s in seeds], None)
+    told = with_interval(difference(values), "", 1)
+    ours = f"diverged: {lost['euler']} Euler, {lost['standard']} standard; spikes of a seed {told}"
     hours = _hours(result, *(r["arm"] for rows in arms.values() for r in rows))
-    return Finding(ours, verdict, len(seeds), hours, _wanted("stability", "euler x1"))
+    return Finding(ours, judge(values, None), len(values), hours, _wanted("stability", "euler x1"))
 
 # %% ../nbs/appendix/claims.ipynb #cl-recall-code
 def recalls() -> Finding:
@@ -312,7 +313,7 @@ def on_sentences() -> Finding:
     found = {task: difference(row) for task, row in values.items() if len(row) > 1}
     if not found:
         return Finding("nothing: too few runs are made", "not measured yet")
-    words = [f"{t} {f.mean:+.3f} (95 % interval {f.low:+.3f} to {f.high:+.3f})" for t, f in found.items()]
+    words = [f"{task} {with_interval(f, '', 3)}" for task, f in found.items()]
     if any(f.low > 0 or f.high < 0 for f in found.values()):
         verdict = opposite
     else:
@@ -478,7 +479,11 @@ questions: tuple[Claim, ...] = (
 )
 
 # %% ../nbs/appendix/claims.ipynb #cl-questions-two
-euler_gap = lambda text: (f"euler {text}", f"standard {text}")  # noqa: E731
+def euler_gap(text: str) -> tuple[str, str]:
+    "The two arms of Euler's gap there."
+    return f"euler {text}", f"standard {text}"
+
+
 questions += (
     Claim(
         "Is Euler's gap less with a sixteenth of the text than with all?",

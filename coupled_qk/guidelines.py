@@ -26,9 +26,11 @@ from coupled_qk.claims import (
     more,
     opposite,
     texts_differ,
+    with_interval,
 )
 from .compare import format_table, stored_result
 from .corpora import matched_domains
+from .retrofit_study import counted
 from .stats import difference
 
 # %% ../nbs/appendix/guidelines.ipynb #gl-side-code
@@ -163,14 +165,13 @@ def adapted(
     result = _stored("retrofit")
     if result is None:
         return missing
-    seeds = result["plan"]["seeds"]
-    found = {(r["way"], r["seed"]): r["new"] for r in result["rows"] if r["seed"] in seeds and "new" in r}
-    values = [found[way, s] - found[base, s] for s in seeds if (way, s) in found and (base, s) in found]
+    rows = counted(result)
+    a, b = rows.get(way, {}), rows.get(base, {})
+    values = [a[s]["new"] - b[s]["new"] for s in a if s in b]
     if len(values) < 2:
         return missing
-    apart = difference(values)
-    ours = f"{apart.mean:+.4f} nats per token (95 % interval {apart.low:+.4f} to {apart.high:+.4f})"
-    return Finding(ours, answer(values), len(values), wanted=len(seeds))
+    wanted = len(result["plan"]["seeds"])
+    return Finding(with_interval(difference(values)), answer(values), len(values), wanted=wanted)
 
 
 def _others() -> list[Guideline]:

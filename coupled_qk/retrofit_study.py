@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from .compare import environment, format_table, write_result
 from .data import corpus
+from .downstream_study import check_plan
 from .gpt import GPT, GPTConfig, load_model, named_stream, save_model
 from .retrofit import couple, displacements, freeze_rest
 from .stats import difference
@@ -170,16 +171,6 @@ def _about(plan: Plan) -> dict[str, Any]:
         sources[name] = {"source": text.source, "licence": text.licence}
     return json.loads(json.dumps({"kind": "retrofit", "plan": asdict(plan), "texts": sources, "peft": version("peft")}))
 
-
-def _check_folder(plan: Plan, folder: Path) -> None:
-    "Note the plan in a new folder. Raises ValueError where the rows of another plan lie."
-    file, mine = folder / "plan.json", json.loads(json.dumps(asdict(plan)))
-    if file.exists() and json.loads(file.read_text(encoding="utf-8")) != mine:
-        raise ValueError(f"out must be a folder of this plan, or a new one, got {folder} with the rows of another plan")
-    for name in ("rows", "models", "parts"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    write_result(mine, file)
-
 # %% ../nbs/appendix/retrofit_study.ipynb #rst-run
 def run(
     plan: Plan,
@@ -188,7 +179,7 @@ def run(
 ) -> dict[str, Any]:  # the result; out/retrofit.json holds it after each row
     "Make the rows of a plan that are missing."
     folder, rows = Path(out), list[dict[str, Any]]()
-    _check_folder(plan, folder)
+    check_plan(plan, folder)
     about, text = _about(plan), texts(plan)
     for job in jobs(plan):
         name = f"{job.way}-{job.seed}-{job.rate or 'chosen'}".replace(", ", "-").replace(" ", "_")
