@@ -203,6 +203,7 @@ class TestInThePage:
             details.locator("summary").click()
             details.locator(".verdict").wait_for()
             assert contrast(page, details.locator(".verdict")) >= 4.5
+        assert contrast(page, page.get_by_role("button", name="Start again")) >= 4.5
 
     def test_without_script(self, browser, base):
         context = browser.new_context(java_script_enabled=False)
