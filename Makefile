@@ -19,8 +19,8 @@ test: .venv/dev ## build the site, then run every notebook and test
 	@tools/system.sh
 	@$(BIN)/python -W ignore tools/build_site.py; site=$$?; $(BIN)/pytest && exit $$site
 
-lab: .venv/dev ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter lab --notebook-dir=nbs --LabApp.default_url=/lab/tree/index.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
+lab: .venv/dev ## open the course map in JupyterLab
+	@$(BIN)/jupyter lab --notebook-dir=nbs --LabApp.default_url=/lab/tree/course.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
 
 docs: .venv/dev ## build the site into _docs/
 	@$(BIN)/python -W ignore tools/build_site.py

@@ -6,6 +6,7 @@ import html, re, shutil, subprocess, sys, unicodedata
 from pathlib import Path, PurePosixPath as P
 
 from nbdev.config import get_config
+from nbdev.doclinks import nbglob
 from nbdev.quarto import _fix_quarto_nav
 from nbdev.quarto_render import render_quarto
 from smalldocs import layout
@@ -20,6 +21,15 @@ REMOTE = re.compile(
 COMMA = re.compile(r'(<span class="math inline">[^<]*</span>[.,;:!?)]+)')  # else the comma may begin the next line
 CODE = re.compile(r'(<code class="sourceCode \w+">)(.*?)(</code>)', re.S)
 BREAK = re.compile(r'(?<=[\w>]\()(?!\))|(?<=[)\]])(?=<span class="op">\.<)')  # where a line of code had best wrap
+NAMED = {  # what a screen reader calls the parts of a page; a toggle is a button, which the keyboard reaches
+    '<nav class="navbar ': '<nav aria-label="Site" class="navbar ',
+    '<nav class="quarto-secondary-nav"': '<nav aria-label="Section" class="quarto-secondary-nav"',
+    '<nav id="quarto-sidebar"': '<nav aria-label="All pages" id="quarto-sidebar"',
+    '<nav class="page-navigation"': '<nav aria-label="Neighbouring pages" class="page-navigation"',
+    '<div class="toc-actions"': '<div role="region" aria-label="This page on GitHub" class="toc-actions"',
+    ' role="navigation" aria-expanded': " aria-expanded",
+}
+TOGGLE = re.compile(r'<a (class="sidebar-item-toggle[^>]*>)(.*?)</a>')
 KNOWN = re.compile("output-file is not read|unknown key format-links|format.*commonmark")  # Quarto's, no harm here
 
 
@@ -107,6 +117,9 @@ class NbdevSite(Site):
                     text = text.replace(f"{layout.KATEX}/{name}", rel(home / name, page))
             text = CODE.sub(lambda m: m[1] + lines(m[2]) + m[3], text)
             text = COMMA.sub(r'<span class="nobreak">\1</span>', text)
+            for old, new in NAMED.items():
+                text = text.replace(old, new)
+            text = TOGGLE.sub(r'<button type="button" \1\2</button>', text)
             path.write_text(REMOTE.sub("", text), encoding="utf-8")
         for css in self.out.glob("site_libs/themes/**/*.css"):
             css.write_text(REMOTE.sub("", css.read_text(encoding="utf-8")), encoding="utf-8")
@@ -116,6 +129,20 @@ class NbdevSite(Site):
             file = katex / name
             (self.out / home / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file if file.exists() else katex / name.replace(".min", ""), self.out / home / name)
+
+
+def describe(docs: Path) -> None:
+    "Write llms.txt: every page's Markdown copy with its title and its line, in the order of the sidebar, then the others."
+    sidebar = Path("_quarto.yml").read_text(encoding="utf-8").partition("contents:")[2]
+    names = re.findall(r"([\w/]+)\.ipynb", sidebar)
+    order = {re.sub(r"\d\d_(?=[a-z]+\w*$)", "", name): i for i, name in enumerate(names)}
+    copies = {
+        p.relative_to(docs).as_posix(): p.read_text(encoding="utf-8").splitlines() for p in docs.rglob("*.html.md")
+    }
+    pages = sorted(copies, key=lambda p: (order.get(p.removesuffix(".html.md"), len(order)), p))
+    rows = [f"- [{copies[p][0].lstrip('# ')}]({p}): {copies[p][2]}" for p in pages]
+    text = [f"# {get_config().title}", "", f"> {copies[pages[0]][2]}", "", "## Pages", "", *rows, ""]
+    (docs / "llms.txt").write_text("\n".join(text), encoding="utf-8")
 
 
 def main() -> bool:
@@ -134,6 +161,11 @@ def main() -> bool:
         warnings = [w for w in site.warnings if not KNOWN.search(w)]
     shutil.move(folder / docs.name, docs)
     _fix_quarto_nav(docs)
+    for path in nbglob(get_config().nbs_path, as_path=True):
+        copy = docs / "notebooks" / path.relative_to(get_config().nbs_path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    describe(docs)
     print(*(f"warning: {w}" for w in warnings), f"{len([*docs.rglob('*.html')])} pages in {docs.name}/", sep="\n")
     return bool(warnings)
 

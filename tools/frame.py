@@ -1,5 +1,5 @@
 """Write what frames each lesson from the one order file, nbs/lessons.toml: header, install cell and footer, and the
-course table of index.ipynb. Running it twice changes nothing. --check only compares."""
+course tables of index.ipynb and course.ipynb. Running it twice changes nothing. --check only compares."""
 
 import re, sys, tomllib
 from pathlib import Path
@@ -78,7 +78,7 @@ def turn(i: int, all_lessons: list[dict]) -> str:
     "Links to the lesson before, the course and the lesson after."
     before = [f"← {link(all_lessons[i - 1])}"] if i else []
     after = [f"{link(all_lessons[i + 1])} →"] if i + 1 < len(all_lessons) else []
-    return " · ".join([*before, "[the course](index.ipynb)", *after])
+    return " · ".join([*before, "[the course](course.ipynb)", *after])
 
 
 def minutes(seconds: int) -> str:
@@ -132,6 +132,17 @@ def course(all_lessons: list[dict]) -> str:
     return "\n".join(["| chapter | in a line | time |", "|---|---|---:|", *rows])
 
 
+def course_map(all_lessons: list[dict]) -> str:
+    "Every lesson with its claim, what it needs and its time."
+    names = {x["name"]: x for x in all_lessons}
+    need = lambda x: "; ".join(f"[{n[:2]}]({n}.ipynb)" if n in names else n for n in x["needs"])
+    time = lambda seconds: minutes(seconds).replace("seconds", "s").replace("minutes", "min")
+    rows = [f"| {link(x)} | {x['claim']} | {need(x)} | {time(x['seconds'])} |" for x in all_lessons]
+    total = sum(x["seconds"] for x in all_lessons) / 60
+    head = f"All of them together compute for about {total:.0f} minutes on two CPU cores; reading and thinking take longer."
+    return "\n".join([head, "", "| chapter | claim | you need | time |", "|---|---|---|---:|", *rows])
+
+
 def cell(id: str, kind: str, source: str) -> dict:
     code = {"execution_count": None, "outputs": []} if kind == "code" else {}
     return {"cell_type": kind, "id": id, "metadata": {}, "source": source, **code}
@@ -145,10 +156,11 @@ def framed(path: Path, top: list[dict], bottom: list[dict]) -> str:
     return nb2str(nb)
 
 
-def indexed(path: Path, table: str) -> str:
+def filled(path: Path, id: str, table: str) -> str:
+    "The notebook's text with this table in the cell of that name."
     nb = read_nb(path)
     for c in nb.cells:
-        if c.get("id") == "frame-course":
+        if c.get("id") == id:
             c.source = table
     return nb2str(nb)
 
@@ -162,8 +174,9 @@ def main() -> int | str:
         path = CFG.nbs_path / f"{lesson['name']}.ipynb"
         top = [cell("frame-header", "markdown", header(i, all_lessons)), cell("frame-install", "code", INSTALL)]
         wanted[path] = framed(path, top, [cell("frame-footer", "markdown", footer(i, all_lessons))])
-    index = CFG.nbs_path / "index.ipynb"
-    wanted[index] = indexed(index, course(all_lessons))
+    for name, id, table in (("index", "frame-course", course), ("course", "frame-map", course_map)):
+        path = CFG.nbs_path / f"{name}.ipynb"
+        wanted[path] = filled(path, id, table(all_lessons))
     stale = [p for p, text in wanted.items() if p.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv:
         return f"stale frames in {', '.join(p.name for p in stale)}; run: make frame" if stale else 0

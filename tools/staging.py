@@ -8,6 +8,7 @@ from nbdev.config import get_config
 from nbdev.doclinks import NbdevLookup
 from nbdev.quarto import refresh_quarto_yml
 from nbdev.serve import proc_nbs
+from reference import write_reference
 
 
 def image_tag(href: str, meta: dict) -> str:
@@ -37,6 +38,16 @@ def opening(nb, source) -> None:
     rest = re.sub(r"^(#|>) .*\n?", "", first, count=2, flags=re.M).strip()
     if first.startswith("# ") and rest:
         nb.cells.insert(1, mk_cell(NbdevLookup().linkify(rest), "markdown"))
+
+
+def bar(nb, source, path: str) -> None:
+    "Under a page's opening: its module in the API reference, and the notebook itself to download (build_site.py puts it there)."
+    up, code = "../" * path.count("/"), "\n".join(c.source for c in source.cells if c.cell_type == "code")
+    module = re.search(r"^#\| default_exp ([a-z]\w*)$", code, re.M)
+    links = [f"[API reference: `coupled_qk.{module[1]}`]({up}api/{module[1]}.ipynb)"] if module else []
+    links.append(f'<a href="{up}notebooks/{path}" download>Download this notebook</a>')
+    n_opening = 2 if "\n\n" in source.cells[0].source.partition("\n> ")[2] else 1
+    nb.cells.insert(n_opening, mk_cell(" · ".join(links), "markdown"))
 
 
 VOICES = {"The paper says": "note", "We chose": "tip", "We measured": "important"}
@@ -84,10 +95,15 @@ def stage(glob: str = "") -> Path:
     except Exception as e:  # from a worker: two pages of traceback, and its message says it all
         raise SystemExit(f"The notebooks could not be staged. {e}") from None
     for path in sorted(folder.rglob("*.ipynb")):
-        nb = read_nb(path)
-        opening(nb, read_nb(get_config().nbs_path / path.relative_to(folder)))
+        nb, name = read_nb(path), path.relative_to(folder).as_posix()
+        source = read_nb(get_config().nbs_path / name)
+        opening(nb, source)
+        if not glob:
+            bar(nb, source, name)
         pictures(nb, path)
         signatures(nb)
         voices(nb)
         write_nb(nb, path)
+    if not glob:
+        write_reference(folder)
     return folder
