@@ -38,7 +38,7 @@ const PAGE = `
 <div class="column">
   <div class="plane">
     <svg viewBox="${-REACH} ${-REACH} ${2 * REACH} ${2 * REACH}" role="group" aria-label="Queries and keys of four tokens in the plane"></svg>
-    <p class="legend"><span class="q">● query</span> <span class="k">◆ key</span> ○ ◇ where they end; dotted: the true path</p>
+    <p class="legend"><span class="q">● query</span> <span class="k">◆ key</span> ○ ◇ their ends; dotted: the true path</p>
   </div>
   <form class="controls">
     <label>step size dt <output></output><input type="range" name="dt" min="0" max="2.2" step="0.05"></label>
@@ -120,7 +120,7 @@ export function play(box, toy) {
     if (i) draw(plane, "text", { x: -0.12, y: -i + 0.05, class: "tick" }, fixed(i).slice(0, -3));
   }
   const trails = draw(plane, "g");
-  const handles = ["k", "q"].flatMap(kind => toy[kind].map((_, i) => {
+  const handles = ["q", "k"].flatMap(kind => toy[kind].map((_, i) => {
     const handle = draw(plane, "g", {
       class: `handle ${kind}`, tabindex: 0, role: "slider", "aria-roledescription": "movable point",
       "aria-valuemin": -REACH, "aria-valuemax": REACH,
