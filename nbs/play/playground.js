@@ -38,7 +38,7 @@ const PAGE = `
 <div class="column">
   <div class="plane">
     <svg viewBox="${-REACH} ${-REACH} ${2 * REACH} ${2 * REACH}" role="group" aria-label="Queries and keys of four tokens in the plane"></svg>
-    <p class="legend"><span class="q">● query</span> <span class="k">◆ key</span> ○ ◇ their ends; dotted: the true path</p>
+    <p class="legend"><span class="q">● query</span> <span class="k">◆ key</span> ○ ◇ ends; dotted: true path</p>
   </div>
   <form class="controls">
     <label>step size dt <output></output><input type="range" name="dt" min="0" max="2.2" step="0.05"></label>
@@ -125,7 +125,7 @@ export function play(box, toy) {
       class: `handle ${kind}`, tabindex: 0, role: "slider", "aria-roledescription": "movable point",
       "aria-valuemin": -REACH, "aria-valuemax": REACH,
     });
-    draw(handle, "circle", { r: 0.3, class: "hit" }); // what a finger can meet
+    draw(handle, "circle", { r: 0.36, class: "hit" }); // what a finger can meet
     draw(handle, "path", { d: shape(kind, 0.13), class: "shape" });
     draw(handle, "text", { y: 0.06 }, i);
     return Object.assign(handle, { kind, token: i });
