@@ -187,10 +187,12 @@ def test_keyboard(board):
     one = handle(board, "k", 1)
     one.focus()
     assert one.get_attribute("aria-label") == "key of token 1 at 0.10, 1.10"
-    scrolled = board.evaluate("scrollY")
+    board.evaluate("addEventListener('keydown', e => (window.kept ??= []).push([e.key, e.defaultPrevented]))")
     moved = changed(board, lambda: [board.keyboard.press(key) for key in ("ArrowRight", "Shift+ArrowDown", "ArrowUp")])
     assert {"now", "key-key", "sum", "trails"} <= moved
-    assert place(board, "k", 1) == [0.15, 0.9] and board.evaluate("scrollY") == scrolled
+    assert place(board, "k", 1) == [0.15, 0.9]
+    kept = dict(board.evaluate("kept"))
+    assert kept["Shift"] is False and all(kept[key] for key in ("ArrowRight", "ArrowDown", "ArrowUp"))
     assert one.get_attribute("aria-label") == "key of token 1 at 0.15, 0.90"
     board.keyboard.press("Tab")
     assert handle(board, "k", 2).evaluate("e => e === document.activeElement")
@@ -330,6 +332,11 @@ def test_contrast(new_page, base, scheme, width):
         page.evaluate("document.querySelector('.quarto-color-scheme-toggle').click()")
         page.wait_for_function("document.documentElement.classList.contains('quarto-dark')")
     choose(page, dt=0.6, n=3)
+    for share in (0, 0.5, 1):  # numbers on the palest and on the fullest cells; in the end all are full
+        page.locator(".play rect").evaluate_all(
+            "(all, s) => all.forEach(e => e.style.setProperty('--share', s))", share
+        )
+        assert [f for f in page.locator(".play .number").evaluate_all(CONTRAST) if f[0] < 4.5] == []
     found = page.locator(
         ".play :is(.number, .handle text, figcaption, .title, .legend, .legend span, label, dt, dd, .note)"
     ).evaluate_all(CONTRAST)
