@@ -1,6 +1,7 @@
-"What all tests share: where the project is, and whether this environment is the one that the saved outputs were made in."
+"What all tests share: where the project is, whether the saved outputs were made in this environment, a browser with the site."
 
-import os, re, shutil, subprocess, sys, sysconfig, venv
+import functools, os, re, shutil, subprocess, sys, sysconfig, threading, venv
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +15,15 @@ os.environ.setdefault(
 )  # our tensors are small, and on a busy machine threads wait for each other
 
 # The notebooks' tools need Python 3.11; on 3.10 only the library itself is tested.
-TOOLS = ["test_notebooks.py", "test_packaging.py", "test_project.py", "test_quiz.py", "test_site.py"]
+TOOLS = [
+    "test_notebooks.py",
+    "test_packaging.py",
+    "test_playground.py",
+    "test_project.py",
+    "test_quiz.py",
+    "test_site.py",
+    "test_site_quality.py",
+]
 collect_ignore = TOOLS if sys.version_info < (3, 11) else []
 
 
@@ -82,3 +91,82 @@ def said(capsys, checker, answer):
     out = capsys.readouterr()
     assert out.err == "" and out.out.count("\n") == 1 and out.out.startswith("Right: " if right else "Not yet: ")
     return right, out.out
+
+
+SITE = ROOT / "_docs"
+CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+FLAGS = [
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@functools.cache
+def missing_for_site() -> str:
+    "What the tests of the built site need and do not find here; nothing where they can run."
+    needs = {
+        "Chromium": CHROMIUM,
+        "a Playwright that starts": not subprocess.run(
+            [sys.executable, "-m", "playwright", "-V"], capture_output=True
+        ).returncode,
+        "a built site (make docs)": any(SITE.rglob("*.html")),
+        "KaTeX in the site": (SITE / "site_libs/katex").is_dir(),
+    }
+    return ", ".join(need for need, there in needs.items() if not there)
+
+
+@pytest.fixture(scope="module")
+def base():
+    "The address of a server that holds the built site."
+    assert not missing_for_site(), f"needs {missing_for_site()}"  # at once, not after each test's time-out
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright  # not there where only the library is tested
+
+    with sync_playwright() as p:
+        yield p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, chromium_sandbox=False)
+
+
+@pytest.fixture
+def new_page(browser, base):
+    "Opens pages that note their errors, and every request to elsewhere, which is stopped."
+    contexts = []
+
+    def make(**options):
+        contexts.append(browser.new_context(**{"color_scheme": "light", **options}))
+        page = contexts[-1].new_page()
+        page.errors, page.outside = [], []
+
+        def route(r):
+            if r.request.url.startswith((base, "data:", "blob:")):
+                return r.continue_()
+            page.outside.append(r.request.url)
+            r.abort()
+
+        page.route("**/*", route)
+        page.on("console", lambda m: m.type == "error" and page.errors.append(m.text))
+        page.on("pageerror", lambda e: page.errors.append(str(e)))
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def page(new_page):
+    return new_page(viewport={"width": 1280, "height": 900})

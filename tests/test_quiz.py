@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-import test_site
+from conftest import CI, SITE, missing_for_site
 from fastcore.nbio import read_nb
 from test_lessons import KEPT, NBS
 from test_notebooks import solutions
@@ -99,7 +99,6 @@ def test_right_answers_cannot_be_guessed():
     assert sum(longest) <= 0.5 * len(longest)
 
 
-base, browser, page = test_site.base, test_site.browser, test_site.page  # the fixtures
 LESSON = KEPT[0]
 SCORE = "{} of 5 right at the first try"
 
@@ -132,7 +131,7 @@ def contrast(page, locator):
     return (max(a, b) + 0.05) / (min(a, b) + 0.05)
 
 
-@pytest.mark.skipif(bool(test_site.MISSING) and not test_site.CI, reason=f"needs {test_site.MISSING}")
+@pytest.mark.skipif(bool(missing_for_site()) and not CI, reason=f"needs {missing_for_site()}")
 class TestInThePage:
     def test_wrong_then_right(self, opened):
         "What is opened shows its feedback and is marked by a word; only the first answer to a question counts."
@@ -205,17 +204,15 @@ class TestInThePage:
             assert contrast(page, details.locator(".verdict")) >= 4.5
         assert contrast(page, page.get_by_role("button", name="Start again")) >= 4.5
 
-    def test_without_script(self, browser, base):
-        context = browser.new_context(java_script_enabled=False)
-        page = context.new_page()
+    def test_without_script(self, new_page, base):
+        page = new_page(java_script_enabled=False)
         page.goto(f"{base}/{LESSON['name'][3:]}.html")
         details = page.locator("#quiz details").first
         details.locator("summary").click()
         assert feedback(details).is_visible() and page.locator("#quiz [role=status]").count() == 0
-        context.close()
 
     def test_every_chapter(self):
         for lesson in KEPT:
-            text = (test_site.SITE / f"{lesson['name'][3:]}.html").read_text("utf-8")
+            text = (SITE / f"{lesson['name'][3:]}.html").read_text("utf-8")
             section = text.partition('<section id="quiz"')[2].partition("</section>")[0]
             assert section.count("<details") == sum(map(len, questions(lesson))) >= 15, lesson["name"]

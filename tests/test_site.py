@@ -1,75 +1,17 @@
 "The built site in a real browser: whole, offline, searchable, dark when asked, and no wider than a telephone, where what is too wide scrolls in its box."
 
-import functools, html, re, shutil, subprocess, sys, threading, tomllib
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+import html, re, subprocess, sys, tomllib
 
 import pytest
-from conftest import CI, ROOT
-from playwright.sync_api import sync_playwright
+from conftest import CI, ROOT, SITE, missing_for_site
 
-SITE = ROOT / "_docs"
-CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
 PAGES = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html"))
-FLAGS = [
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
-NEEDS = {
-    "Chromium": CHROMIUM,
-    "a Playwright that starts": not subprocess.run(
-        [sys.executable, "-m", "playwright", "-V"], capture_output=True
-    ).returncode,
-    "a built site (make docs)": PAGES,
-    "KaTeX in the site": (SITE / "site_libs/katex").is_dir(),
-}
-MISSING = ", ".join(need for need, there in NEEDS.items() if not there)
-pytestmark = pytest.mark.skipif(bool(MISSING) and not CI, reason=f"needs {MISSING}")
+pytestmark = pytest.mark.skipif(bool(missing_for_site()) and not CI, reason=f"needs {missing_for_site()}")
 
 
 def test_can_run():
     "In continuous integration nothing here may be skipped in silence."
-    assert not MISSING
-
-
-@pytest.fixture(scope="module")
-def base():
-    assert not MISSING, f"needs {MISSING}"  # at once, not after each test's time-out
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(SITE))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as p:
-        yield p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, chromium_sandbox=False)
-
-
-@pytest.fixture
-def page(browser, base):
-    page = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900}).new_page()
-    page.errors, page.outside = [], []
-
-    def route(r):
-        if r.request.url.startswith((base, "data:", "blob:")):
-            return r.continue_()
-        page.outside.append(r.request.url)
-        r.abort()
-
-    page.route("**/*", route)
-    page.on("console", lambda m: m.type == "error" and page.errors.append(m.text))
-    page.on("pageerror", lambda e: page.errors.append(str(e)))
-    yield page
-    page.context.close()
+    assert not missing_for_site()
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -153,12 +95,14 @@ def test_code_of_a_lesson_can_be_copied():
 
 
 def test_neighbours(page, base):
-    "From the first page, `next` leads to the first chapter and `previous` back."
+    "From the first page, `next` leads to the course map and on to the first chapter, and `previous` back."
     page.goto(f"{base}/index.html")
-    page.locator(".nav-page-next a").click()
-    page.wait_for_url("**/attention.html")
-    page.locator(".nav-page-previous a").click()
-    page.wait_for_url("**/index.html")
+    for name in ("course", "attention"):
+        page.locator(".nav-page-next a").click()
+        page.wait_for_url(f"**/{name}.html")
+    for name in ("course", "index"):
+        page.locator(".nav-page-previous a").click()
+        page.wait_for_url(f"**/{name}.html")
 
 
 def test_search(page, base):

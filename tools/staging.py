@@ -87,23 +87,23 @@ def signatures(nb) -> None:
             out["data"] = {"text/markdown": text.partition("```python")[0]}
 
 
-def stage(glob: str = "") -> Path:
-    "Stage every notebook, or those whose name matches `glob`; `_proc` is made anew, as exported code may have changed."
+def stage(pattern: str = "") -> Path:
+    "Stage every notebook, or those whose name matches `pattern`; `_proc` is made anew, as exported code may have changed."
     refresh_quarto_yml()  # nbs/nbdev.yml, from pyproject.toml
     try:
-        folder = proc_nbs(n_workers=2, force=True, file_glob=glob)
+        folder = proc_nbs(n_workers=2, force=True, file_re=pattern)
     except Exception as e:  # from a worker: two pages of traceback, and its message says it all
         raise SystemExit(f"The notebooks could not be staged. {e}") from None
     for path in sorted(folder.rglob("*.ipynb")):
         nb, name = read_nb(path), path.relative_to(folder).as_posix()
         source = read_nb(get_config().nbs_path / name)
         opening(nb, source)
-        if not glob:
+        if not pattern:
             bar(nb, source, name)
         pictures(nb, path)
         signatures(nb)
         voices(nb)
         write_nb(nb, path)
-    if not glob:
+    if not pattern:
         write_reference(folder)
     return folder
