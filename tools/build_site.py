@@ -2,7 +2,7 @@
 
 --stage  only stage     --quarto  let Quarto render the same staged notebooks (as the published site is made)"""
 
-import html, re, shutil, subprocess, sys, unicodedata
+import html, json, re, shutil, subprocess, sys, unicodedata
 from pathlib import Path, PurePosixPath as P
 
 from nbdev.config import get_config
@@ -29,7 +29,13 @@ NAMED = {  # what a screen reader calls the parts of a page; a toggle is a butto
     '<div class="toc-actions"': '<div role="region" aria-label="This page on GitHub" class="toc-actions"',
     ' role="navigation" aria-expanded': " aria-expanded",
 }
-TOGGLE = re.compile(r'<a (class="sidebar-item-toggle[^>]*>)(.*?)</a>')
+PLAYER = re.compile(r'<div class="qk-animation".*?alt="([^"]*)".*?</script></div>', re.S)
+BOX = re.compile(r'<div class="callout-\w+" title="([^"]+)">\n(.*?)\n</div>', re.S)
+SEARCH = {
+    "threshold: 0.3": "threshold: 0.1, ignoreFieldNorm: true",
+    "|| 20": "|| 30",
+}  # what is said, in order of the pages
+TOGGLE = re.compile(r'<a (class="sidebar-item-[^>]*data-bs-toggle[^>]*>)(.*?)</a>')
 KNOWN = re.compile("output-file is not read|unknown key format-links|format.*commonmark")  # Quarto's, no harm here
 
 
@@ -71,6 +77,22 @@ def lines(code: str) -> str:
     return "\n".join(out)
 
 
+def plain(markdown: str) -> str:
+    "A page's Markdown copy without what only a browser can use: a player becomes its words, a box its voice in bold."
+    return BOX.sub(r"**\1**\n\n\2", PLAYER.sub(r"*A moving picture: \1*", markdown))
+
+
+def searching(script: str) -> str:
+    "The search script, less fuzzy: else a chapter is lost among words that only look like what was asked for."
+    for old, new in SEARCH.items():
+        if script.count(old) != 1:
+            raise ValueError(
+                f"smalldocs.js has changed: it should hold {old!r} once, and does {script.count(old)} times"
+            )
+        script = script.replace(old, new)
+    return script
+
+
 class NbdevSite(Site):
     "A smalldocs site that follows nbdev: `output-file` names a page, and links to the site's own address become relative."
 
@@ -104,13 +126,17 @@ class NbdevSite(Site):
                 for entry in page.env.get("search", []):
                     entry["text"] = entry["text"].replace(" ".join(tex.split()), readable(tex))
         super().write_search()
+        file = self.out / "search.json"
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        later = lambda e: e["href"].startswith(("appendix/", "api/"))  # lessons first
+        file.write_text(json.dumps(sorted(entries, key=later), ensure_ascii=False), encoding="utf-8")
 
     def finish(self):
         "Write the `page.html.md` that nbdev's docstrings point at, put KaTeX into the site, and drop web fonts."
         katex, home = katex_source(), P("site_libs/katex")
         for page in self.pages.values():
             path = self.out / page.out
-            path.with_name(f"{path.name}.md").write_text(self.llms_copy(page)[0], encoding="utf-8")
+            path.with_name(f"{path.name}.md").write_text(plain(self.llms_copy(page)[0]), encoding="utf-8")
             text = path.read_text(encoding="utf-8")
             if katex:
                 for name in KATEX:
@@ -121,6 +147,8 @@ class NbdevSite(Site):
                 text = text.replace(old, new)
             text = TOGGLE.sub(r'<button type="button" \1\2</button>', text)
             path.write_text(REMOTE.sub("", text), encoding="utf-8")
+        script = self.out / "site_libs/smalldocs.js"
+        script.write_text(searching(script.read_text(encoding="utf-8")), encoding="utf-8")
         for css in self.out.glob("site_libs/themes/**/*.css"):
             css.write_text(REMOTE.sub("", css.read_text(encoding="utf-8")), encoding="utf-8")
         if not katex:

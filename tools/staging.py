@@ -87,6 +87,17 @@ def signatures(nb) -> None:
             out["data"] = {"text/markdown": text.partition("```python")[0]}
 
 
+def levels(nb) -> None:
+    "Where documented functions follow the title at once, as in the appendix, their headings are the sections: no level is left out."
+    under = 1
+    for c in nb.cells:
+        if c.cell_type == "markdown":
+            text = re.sub(r"^```.*?^```", "", c.source, flags=re.S | re.M)
+            under = len((re.findall(r"^#+(?= )", text, re.M) or ["#" * under])[-1])
+        for data in (o.get("data", {}) for o in c.get("outputs", []) if c.source.startswith("show_doc") and under == 1):
+            data["text/markdown"] = re.sub(r"^###(?= )", "##", "".join(data["text/markdown"]), flags=re.M)
+
+
 def stage(pattern: str = "") -> Path:
     "Stage every notebook, or those whose name matches `pattern`; `_proc` is made anew, as exported code may have changed."
     refresh_quarto_yml()  # nbs/nbdev.yml, from pyproject.toml
@@ -102,6 +113,7 @@ def stage(pattern: str = "") -> Path:
             bar(nb, source, name)
         pictures(nb, path)
         signatures(nb)
+        levels(nb)
         voices(nb)
         write_nb(nb, path)
     if not pattern:
