@@ -106,7 +106,8 @@ SCORE = "{} of 5 right at the first try"
 @pytest.fixture
 def opened(page, base):
     "The first chapter's page, and its answers with whether each is right."
-    page.goto(f"{base}/{LESSON['name'][3:]}.html", wait_until="networkidle")
+    page.goto(f"{base}/{LESSON['name'][3:]}.html", wait_until="load")
+    page.locator("#quiz [role=status]").wait_for(state="attached")  # the script has run
     answers = [a for some in questions(LESSON) for a in some]
     found = page.locator("#quiz details")
     assert found.count() == len(answers) >= 15
