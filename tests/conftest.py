@@ -15,7 +15,14 @@ os.environ.setdefault(
 )  # our tensors are small, and on a busy machine threads wait for each other
 
 # The notebooks' tools need Python 3.11; on 3.10 only the library itself is tested.
-TOOLS = ["test_notebooks.py", "test_packaging.py", "test_playground.py", "test_project.py", "test_site.py", "test_site_quality.py"]
+TOOLS = [
+    "test_notebooks.py",
+    "test_packaging.py",
+    "test_playground.py",
+    "test_project.py",
+    "test_site.py",
+    "test_site_quality.py",
+]
 collect_ignore = TOOLS if sys.version_info < (3, 11) else []
 
 

@@ -94,7 +94,9 @@ def levels(nb) -> None:
         if c.cell_type == "markdown":
             text = re.sub(r"^```.*?^```", "", c.source, flags=re.S | re.M)
             under = len((re.findall(r"^#+(?= )", text, re.M) or ["#" * under])[-1])
-        for data in (o.get("data", {}) for o in c.get("outputs", []) if c.source.startswith("show_doc") and under == 1):
+        for data in (
+            o.get("data", {}) for o in c.get("outputs", []) if re.search(r"^show_doc\(", c.source, re.M) and under == 1
+        ):
             data["text/markdown"] = re.sub(r"^###(?= )", "##", "".join(data["text/markdown"]), flags=re.M)
 
 
