@@ -41,7 +41,9 @@ def opening(nb, source) -> None:
 
 
 def bar(nb, source, path: str) -> None:
-    "Under a page's opening: its module in the API reference, and the notebook itself to download (build_site.py puts it there)."
+    "Under the opening of a page with code: its module in the API reference, and the notebook (build_site.py puts it there)."
+    if all(c.cell_type == "markdown" for c in source.cells):
+        return
     up, code = "../" * path.count("/"), "\n".join(c.source for c in source.cells if c.cell_type == "code")
     module = re.search(r"^#\| default_exp ([a-z]\w*)$", code, re.M)
     links = [f"[API reference: `coupled_qk.{module[1]}`]({up}api/{module[1]}.ipynb)"] if module else []
