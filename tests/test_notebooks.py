@@ -5,11 +5,14 @@ Text is compared exactly and its numbers to a relative 1e-6 (`#| tolerance: 1e-3
 the cells marked `#| trained` or `#| timed`, by kind only. Under other versions than those of constraints.txt the
 notebooks only have to run."""
 
-import ast, json, math, os, re, shutil
+import ast, json, math, os, re, shutil, sys, tomllib
+from itertools import product
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from conftest import ROOT, deviations, run
 from fastcore.nbio import dict2nb, read_nb
+from IPython.core.inputtransformer2 import TransformerManager
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
 from nbdev.test import nb_test_cells
@@ -96,6 +99,27 @@ def test_notebook(path, fresh):
     pairs = zip(read_nb(path).cells, dict2nb(json.loads(done["notebook"])).cells, strict=True)
     found = [f"cell {c.id}: {why}" for c, f in pairs if c.id in cells and (why := stale(c, f, cells[c.id]))]
     assert not found, "\n".join([*found, f"refresh with: make fresh NB={path.relative_to(ROOT)}"])
+
+
+LESSONS = [path for path in NOTEBOOKS if re.match(r"\d\d_", path.name)]
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.name)
+def test_install_cell(path, monkeypatch):
+    "It installs in Colab where the package is missing, with the extra of the order file; else it installs nothing."
+    cell = next(c for c in read_nb(path).cells if c.id == "frame-install")
+    code, ran = TransformerManager().transform_cell(cell.source), []
+    shell = SimpleNamespace(run_line_magic=lambda name, line: ran.append(f"{name} {line}"))
+    for colab, there in product((False, True), repeat=2):
+        with monkeypatch.context() as m:
+            m.setattr("importlib.util.find_spec", lambda name, there=there: there or None)
+            if colab:
+                m.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+            exec(code, {"get_ipython": lambda: shell})
+    lessons = tomllib.loads((CFG.nbs_path / "lessons.toml").read_text(encoding="utf-8"))["lesson"]
+    extra = next(x for x in lessons if x["name"] == path.stem).get("extra")
+    target = f'"coupled_qk[{extra}] @ git+{CFG.git_url}"' if extra else f"git+{CFG.git_url}"
+    assert ran == [f"pip install -q {target}"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.relative_to(CFG.nbs_path).as_posix())

@@ -4,11 +4,14 @@ import re, shutil, subprocess, sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT
 from fastcore.nbio import nb2str, read_nb
 from nbdev.clean import clean_nb
 from nbdev.config import get_config
 from nbdev.doclinks import nbglob
+from smalldocs.config import KNOWN
+from smalldocs.quarto_keys import QUARTO_PAGE_OPTIONS
 
 BIN = Path(sys.executable).parent
 CFG = get_config(ROOT)
@@ -65,9 +68,44 @@ def test_links():
 
 def test_sidebar_lists_every_notebook():
     named = set(re.findall(r"[\w/]+\.ipynb", (ROOT / "_quarto.yml").read_text(encoding="utf-8")))
+    named.remove("api/index.ipynb")  # made when the site is built
     assert named == {p.relative_to(CFG.nbs_path).as_posix() for p in NOTEBOOKS}
 
 
 @pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "mypy"])
 def test_code(command):
     tool(*command.split())
+
+
+def unknown(given, known, at=""):
+    "The keys of a configuration that a table of known keys lacks, with their places."
+    if isinstance(given, list):
+        return [u for x in given for u in unknown(x, known, at)]
+    if not isinstance(given, dict) or not isinstance(known, dict):
+        return []
+    return [u for k, x in given.items() for u in (unknown(x, known[k], f"{at}{k}/") if k in known else [at + k])]
+
+
+def test_quarto_yml():
+    "Quarto knows every key of the site's configuration (the page options are those of its schema)."
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    assert unknown(config, KNOWN) == []
+    assert set(config["format"]) == {"html", "commonmark"}
+    assert set(config["format"]["html"]) <= QUARTO_PAGE_OPTIONS
+    assert unknown({"website": {"sidbar": {}}}, KNOWN) == ["website/sidbar"]  # the test can see
+
+
+def test_citation():
+    "CITATION.cff, the page on citing and the package name one version."
+    version = re.search(
+        r'"(.+)"', (ROOT / "coupled_qk/__init__.py").read_text(encoding="utf-8").partition("__version__")[2]
+    )[1]
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cff["version"] == version and cff["repository-code"] == CFG.git_url
+    page = read_nb(CFG.nbs_path / "cite.ipynb")
+    assert f"version = {{{version}}}" in "\n".join(c.source for c in page.cells)
+
+
+def test_moving_picture():
+    "The first page's picture is what the library draws."
+    tool("python", "tools/draw.py", "--check")

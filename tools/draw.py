@@ -17,7 +17,7 @@ STEPS, DT, SECONDS = 12, 0.1, 3
 SCALE, MIDDLE = 52, (120, 132)  # pixels per unit; where the plane's origin lies
 CELL, MAP = 44, (284, 44)  # the side of a cell; where the map begins
 
-PAGE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 480 264" role="img" aria-labelledby="t">
+PAGE = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 480 246" role="img" aria-labelledby="t">
 <title id="t">Queries and keys of four tokens move together in the plane; the map of attention weights changes with them.</title>
 <style>
 text {{ font: 14px system-ui, sans-serif; fill: #374151; text-anchor: middle; }}
@@ -28,7 +28,7 @@ text {{ font: 14px system-ui, sans-serif; fill: #374151; text-anchor: middle; }}
 @media (prefers-reduced-motion: reduce) {{ .q, .k, .w {{ animation: none; }} }}
 {motion}
 </style>
-<rect width="480" height="264" rx="8" fill="#fff"/>
+<rect width="480" height="246" rx="8" fill="#fff"/>
 <path class="axis" d="M12 {y}H228M{x} 24V240"/>
 <text x="{x}" y="18">query and key move together</text>
 <text x="372" y="18">then tokens meet</text>

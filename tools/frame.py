@@ -13,13 +13,19 @@ CFG = get_config(Path(__file__).parents[1])
 REPO, BRANCH = CFG.git_url.rstrip("/"), CFG.branch
 COLAB = REPO.replace("https://github.com", "https://colab.research.google.com/github")
 
-INSTALL = f"""#| hide
+INSTALL = """#| hide
 # In Colab: install the package, with Colab's own torch. Everywhere: waiting threads sleep, which helps a busy machine.
 import importlib.util, os, sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # heeded only before torch is imported
 if "google.colab" in sys.modules and not importlib.util.find_spec("coupled_qk"):
-    %pip install -q git+{REPO}"""
+    %pip install -q {}"""
+
+
+def install(lesson: dict) -> str:
+    "The cell that installs the package in Colab, with the extra that the lesson needs."
+    extra = lesson.get("extra")
+    return INSTALL.format(f'"coupled_qk[{extra}] @ git+{REPO}"' if extra else f"git+{REPO}")
 
 
 KINDS = {"name": str, "title": str, "claim": str, "seconds": int} | dict.fromkeys(
@@ -51,7 +57,7 @@ def wrong_kind(lesson: dict) -> str | None:
             return f"the key {key!r} is missing"
         if not isinstance(value, kind) or kind is list and not (value and all(isinstance(x, str) for x in value)):
             return f"{key!r} must be {WORDS[kind]}, and is {repr(value)[:60]}"
-    unknown = sorted(set(lesson) - {*KINDS, "draft"})
+    unknown = sorted(set(lesson) - {*KINDS, "draft", "extra"})
     return f"no lesson has a key {unknown[0]!r}" if unknown else None
 
 
@@ -172,7 +178,7 @@ def main() -> int | str:
         return f"nbs/lessons.toml cannot be used: {e}"
     for i, lesson in enumerate(all_lessons):
         path = CFG.nbs_path / f"{lesson['name']}.ipynb"
-        top = [cell("frame-header", "markdown", header(i, all_lessons)), cell("frame-install", "code", INSTALL)]
+        top = [cell("frame-header", "markdown", header(i, all_lessons)), cell("frame-install", "code", install(lesson))]
         wanted[path] = framed(path, top, [cell("frame-footer", "markdown", footer(i, all_lessons))])
     for name, id, table in (("index", "frame-course", course), ("course", "frame-map", course_map)):
         path = CFG.nbs_path / f"{name}.ipynb"

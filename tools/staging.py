@@ -41,7 +41,9 @@ def opening(nb, source) -> None:
 
 
 def bar(nb, source, path: str) -> None:
-    "Under a page's opening: its module in the API reference, and the notebook itself to download (build_site.py puts it there)."
+    "Under the opening of a page with code: its module in the API reference, and the notebook (build_site.py puts it there)."
+    if all(c.cell_type == "markdown" for c in source.cells):
+        return
     up, code = "../" * path.count("/"), "\n".join(c.source for c in source.cells if c.cell_type == "code")
     module = re.search(r"^#\| default_exp ([a-z]\w*)$", code, re.M)
     links = [f"[API reference: `coupled_qk.{module[1]}`]({up}api/{module[1]}.ipynb)"] if module else []
@@ -94,7 +96,9 @@ def levels(nb) -> None:
         if c.cell_type == "markdown":
             text = re.sub(r"^```.*?^```", "", c.source, flags=re.S | re.M)
             under = len((re.findall(r"^#+(?= )", text, re.M) or ["#" * under])[-1])
-        for data in (o.get("data", {}) for o in c.get("outputs", []) if c.source.startswith("show_doc") and under == 1):
+        for data in (
+            o.get("data", {}) for o in c.get("outputs", []) if re.search(r"^show_doc\(", c.source, re.M) and under == 1
+        ):
             data["text/markdown"] = re.sub(r"^###(?= )", "##", "".join(data["text/markdown"]), flags=re.M)
 
 
