@@ -20,6 +20,7 @@ TOOLS = [
     "test_packaging.py",
     "test_playground.py",
     "test_project.py",
+    "test_quiz.py",
     "test_site.py",
     "test_site_quality.py",
 ]

@@ -25,8 +25,8 @@ def cells(lesson, kind):
 
 
 def words(lesson):
-    "Words of prose: without code, maths, link targets, hints and solutions."
-    text = "\n\n".join(c.source for c in cells(lesson, "markdown"))
+    "Words of prose: without code, maths, link targets, hints, solutions and the quiz."
+    text = "\n\n".join(c.source for c in cells(lesson, "markdown") if c.id != "quiz")
     return len(INLINE.sub(" ", BLOCKS.sub(" ", text)).split())
 
 
