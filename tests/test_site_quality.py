@@ -201,9 +201,16 @@ def test_reference():
             line = re.search(rf'id="{name}".*?{file.stem}\.py#L(\d+)', text, re.S)[1]
             assert re.search(rf"\b{name}\b|import", lines[int(line) - 1]), (file.stem, name)
     for chapter in CHAPTERS:
-        modules = re.findall(r'href="api/(\w+)\.html"', (SITE / f"{chapter[3:]}.html").read_text("utf-8"))
-        for module in modules:
-            assert f"../{chapter[3:]}.html" in (SITE / f"api/{module}.html").read_text("utf-8")
+        text = (SITE / f"{chapter[3:]}.html").read_text("utf-8")
+        module = re.search(
+            r"^#\| default_exp (\w+)", (ROOT / f"nbs/{chapter}.ipynb").read_text("utf-8").replace('"', "\n"), re.M
+        )[1]
+        made = ast.parse((ROOT / f"coupled_qk/{module}.py").read_text("utf-8")).body
+        for name in (
+            n.name for n in made if isinstance(n, ast.FunctionDef | ast.ClassDef) and not n.name.startswith("_")
+        ):
+            assert f'href="api/{module}.html#{name}"' in text, (chapter, name)
+            assert f'href="../{chapter[3:]}.html#{name.lower()}"' in (SITE / f"api/{module}.html").read_text("utf-8")
 
 
 def test_markdown_copies():

@@ -44,9 +44,8 @@ def bar(nb, source, path: str) -> None:
     "Under the opening of a page with code: its module in the API reference, and the notebook (build_site.py puts it there)."
     if all(c.cell_type == "markdown" for c in source.cells):
         return
-    up, code = "../" * path.count("/"), "\n".join(c.source for c in source.cells if c.cell_type == "code")
-    module = re.search(r"^#\| default_exp ([a-z]\w*)$", code, re.M)
-    links = [f"[API reference: `coupled_qk.{module[1]}`]({up}api/{module[1]}.ipynb)"] if module else []
+    up, module = "../" * path.count("/"), exported_to(source)
+    links = [f"[API reference: `coupled_qk.{module}`]({up}api/{module}.ipynb)"] if module else []
     links.append(f'<a href="{up}notebooks/{path}" download>Download this notebook</a>')
     n_opening = 2 if "\n\n" in source.cells[0].source.partition("\n> ")[2] else 1
     nb.cells.insert(n_opening, mk_cell(" · ".join(links), "markdown"))
@@ -89,6 +88,23 @@ def signatures(nb) -> None:
             out["data"] = {"text/markdown": text.partition("```python")[0]}
 
 
+def exported_to(source) -> str | None:
+    "The module that a notebook exports, if it is in the API reference."
+    code = "\n".join(c.source for c in source.cells if c.cell_type == "code")
+    found = re.search(r"^#\| default_exp ([a-z]\w*)$", code, re.M)
+    return found[1] if found else None
+
+
+def references(nb, source, path: str) -> None:
+    "Beside each documented name's link to its source, one to its place in the API reference."
+    module, up = exported_to(source), "../" * path.count("/")
+    for c in nb.cells:
+        name = re.search(r"^show_doc\((\w+)\)", c.source, re.M)
+        for data in (o.get("data", {}) for o in c.get("outputs", []) if name and module):
+            link = f'[API]({up}api/{module}.ipynb#{name[1]}){{style="float:right; font-size:smaller; margin-left:1em"}}'
+            data["text/markdown"] = "".join(data["text/markdown"]).replace("[source](", f"{link} [source](", 1)
+
+
 def levels(nb) -> None:
     "Where documented functions follow the title at once, as in the appendix, their headings are the sections: no level is left out."
     under = 1
@@ -115,6 +131,7 @@ def stage(pattern: str = "") -> Path:
         opening(nb, source)
         if not pattern:
             bar(nb, source, name)
+            references(nb, source, name)
         pictures(nb, path)
         signatures(nb)
         levels(nb)
