@@ -27,7 +27,7 @@ def test_metadata(dist):
     for line in (
         "Requires-Python: >=3.10",
         "License-Expression: Apache-2.0",
-        "Requires-Dist: torch>=2.5",
+        "Requires-Dist: torch>=2.6",
         "Provides-Extra: dev",
     ):
         assert line in read["METADATA"].splitlines()
