@@ -6,6 +6,7 @@ JOBS is JSON: for each notebook its path, the ids of the cells to run, and code 
 RESULT gets the notebook with fresh outputs, what the code after it printed, and the error that ended it, if any."""
 
 import json, os, sys, tempfile
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -35,7 +36,8 @@ def run(path, cells, after):
 
 if __name__ == "__main__":
     os.environ["IN_TEST"] = "1"  # as nbdev-test does
-    sys.modules["google.colab"] = ModuleType("google.colab")  # a notebook can tell by it that it is in Colab
+    colab = sys.modules["google.colab"] = ModuleType("google.colab")  # a notebook can tell by it that it is in Colab
+    colab.__spec__ = ModuleSpec("google.colab", None)  # libraries ask for it
     jobs = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     result = {path: run(path, set(job["cells"]), job["after"]) for path, job in jobs.items()}
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")

@@ -24,8 +24,9 @@ def complaints(page, options=""):
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_accessible(page, base, path):
+def test_accessible(new_page, base, path):
     "axe-core finds nothing to complain of: contrast, names, headings, landmarks, keyboard. In dark, colours are asked again."
+    page = new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")  # no colour half-way to another
     page.goto(f"{base}/{path}", wait_until="networkidle")
     page.evaluate(AXE)
     assert complaints(page) == []
