@@ -91,6 +91,11 @@ def minutes(seconds: int) -> str:
     return f"{seconds} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
+def short(seconds: int) -> str:
+    "The time as a table has it."
+    return minutes(seconds).replace("seconds", "s").replace("minutes", "min")
+
+
 def bullets(items: list[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
@@ -133,8 +138,7 @@ def footer(i: int, all_lessons: list[dict]) -> str:
 
 
 def course(all_lessons: list[dict]) -> str:
-    time = lambda seconds: minutes(seconds).replace("seconds", "s").replace("minutes", "min")
-    rows = [f"| {link(x)} | {x['claim']} | {time(x['seconds'])} |" for x in all_lessons]
+    rows = [f"| {link(x)} | {x['claim']} | {short(x['seconds'])} |" for x in all_lessons]
     return "\n".join(["| chapter | in a line | time |", "|---|---|---:|", *rows])
 
 
@@ -142,8 +146,7 @@ def course_map(all_lessons: list[dict]) -> str:
     "Every lesson with its claim, what it needs and its time."
     names = {x["name"]: x for x in all_lessons}
     need = lambda x: "; ".join(f"[{n[:2]}]({n}.ipynb)" if n in names else n for n in x["needs"])
-    time = lambda seconds: minutes(seconds).replace("seconds", "s").replace("minutes", "min")
-    rows = [f"| {link(x)} | {x['claim']} | {need(x)} | {time(x['seconds'])} |" for x in all_lessons]
+    rows = [f"| {link(x)} | {x['claim']} | {need(x)} | {short(x['seconds'])} |" for x in all_lessons]
     total = sum(x["seconds"] for x in all_lessons) / 60
     head = f"All of them together compute for about {total:.0f} minutes on two CPU cores; reading and thinking take longer."
     return "\n".join([head, "", "| chapter | claim | you need | time |", "|---|---|---|---:|", *rows])

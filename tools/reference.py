@@ -13,13 +13,24 @@ HEADING = re.compile(r"^#+ (.+)$", re.M)
 Definition = ast.FunctionDef | ast.ClassDef
 
 
+def exported_to(nb) -> str | None:
+    "The module that a notebook exports, if the reference has it; the exercises' checkers are not in it."
+    code = "\n".join(c.source for c in nb.cells if c.cell_type == "code")
+    found = re.search(r"^#\| default_exp ([a-z]\w*)$", code, re.M)
+    return found[1] if found else None
+
+
+def prose(cell) -> str:
+    "A Markdown cell without its blocks of code, in which # opens no heading."
+    return re.sub(r"^```.*?^```", "", cell.source, flags=re.S | re.M)
+
+
 def modules() -> dict[str, Path]:
     "Each module that a notebook exports -> that notebook, in the order of the site."
     order, found = (CFG.config_path / "_quarto.yml").read_text(encoding="utf-8"), {}
     for path in nbglob(CFG.nbs_path, as_path=True):
-        text = "\n".join(c.source for c in read_nb(path).cells if c.cell_type == "code")
-        if name := re.search(r"^#\| default_exp ([a-z]\w*)$", text, re.M):
-            found[name[1]] = path
+        if name := exported_to(read_nb(path)):
+            found[name] = path
     place = lambda item: order.rindex(item[1].relative_to(CFG.nbs_path).as_posix())
     return dict(sorted(found.items(), key=place))
 
@@ -29,7 +40,7 @@ def sections(path: Path) -> dict[str, str]:
     found, heading = {}, ""
     for c in read_nb(path).cells:
         if c.cell_type == "markdown":
-            heading = ([heading] + HEADING.findall(re.sub(r"^```.*?^```", "", c.source, flags=re.S | re.M)))[-1]
+            heading = ([heading] + HEADING.findall(prose(c)))[-1]
         elif "#| export" in c.source:
             found |= {
                 n: heading

@@ -8,7 +8,7 @@ from nbdev.config import get_config
 from nbdev.doclinks import NbdevLookup
 from nbdev.quarto import refresh_quarto_yml
 from nbdev.serve import proc_nbs
-from reference import write_reference
+from reference import exported_to, prose, write_reference
 
 
 def image_tag(href: str, meta: dict) -> str:
@@ -88,13 +88,6 @@ def signatures(nb) -> None:
             out["data"] = {"text/markdown": text.partition("```python")[0]}
 
 
-def exported_to(source) -> str | None:
-    "The module that a notebook exports, if it is in the API reference."
-    code = "\n".join(c.source for c in source.cells if c.cell_type == "code")
-    found = re.search(r"^#\| default_exp ([a-z]\w*)$", code, re.M)
-    return found[1] if found else None
-
-
 def references(nb, source, path: str) -> None:
     "Beside each documented name's link to its source, one to its place in the API reference."
     module, up = exported_to(source), "../" * path.count("/")
@@ -110,8 +103,7 @@ def levels(nb) -> None:
     under = 1
     for c in nb.cells:
         if c.cell_type == "markdown":
-            text = re.sub(r"^```.*?^```", "", c.source, flags=re.S | re.M)
-            under = len((re.findall(r"^#+(?= )", text, re.M) or ["#" * under])[-1])
+            under = len((re.findall(r"^#+(?= )", prose(c), re.M) or ["#" * under])[-1])
         for data in (
             o.get("data", {}) for o in c.get("outputs", []) if re.search(r"^show_doc\(", c.source, re.M) and under == 1
         ):
